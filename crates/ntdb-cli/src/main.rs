@@ -1,0 +1,2 @@
+//! The program `ntdb`.
+fn main() {}

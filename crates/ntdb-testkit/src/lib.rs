@@ -1,0 +1,1 @@
+//! Programs and simulators that the tests of ntdb run.

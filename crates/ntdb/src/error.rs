@@ -1,0 +1,225 @@
+//! The one error type of the crate: what happened, where, and what the user can do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A `Result` whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that an operation of this crate can report.
+///
+/// Each value names the file concerned and, in its text, what the user can do. Programs tell the
+/// cases apart by variant, never by text.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused a call.
+    #[error("{path}: cannot {action}: {source}", path = path.display())]
+    Io {
+        /// The file that the call was about.
+        path: PathBuf,
+        /// What was being done, as a verb phrase ("open the data file").
+        action: &'static str,
+        /// The system's own error.
+        source: io::Error,
+    },
+    /// The database does not exist, and the options did not ask to create it.
+    #[error("{path}: no such database; create it with `ntdb create` or Options::create(true)", path = path.display())]
+    NotFound {
+        /// The path that was asked for.
+        path: PathBuf,
+    },
+    /// The database exists, and the options asked for a new one.
+    #[error("{path}: already exists; remove it first or open it without asking for a new one", path = path.display())]
+    AlreadyExists {
+        /// The path that was asked for.
+        path: PathBuf,
+    },
+    /// The file is something else than an ntdb database. It was not changed.
+    #[error("{path}: not an ntdb database ({reason}); the file was left as it is", path = path.display())]
+    NotADatabase {
+        /// The file.
+        path: PathBuf,
+        /// What it is, or what it lacks.
+        reason: String,
+    },
+    /// The file was written by a newer version of this format.
+    #[error("{path}: format version {found} is newer than this program's {supported}; use a newer ntdb", path = path.display())]
+    NewerVersion {
+        /// The file.
+        path: PathBuf,
+        /// The version that the file names.
+        found: u32,
+        /// The newest version that this library reads.
+        supported: u32,
+    },
+    /// The file is damaged. Nothing was changed on its account.
+    #[error("{path}: damaged at {place}: {reason}; run `ntdb check`, restore a backup, or copy what can still be read", path = path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// Where: "page 17", "log offset 4096".
+        place: String,
+        /// What is wrong there.
+        reason: String,
+    },
+    /// The disk, a quota, a file-size limit or the format's own size limit is reached.
+    /// The operation changed nothing; it works again once there is room.
+    #[error("{path}: no room to {action}: {source}; free some space (or raise the limit) and repeat", path = path.display())]
+    Full {
+        /// The file that could not grow.
+        path: PathBuf,
+        /// What the room was for.
+        action: &'static str,
+        /// The system's own error.
+        source: io::Error,
+    },
+    /// A lock was not to be had within the lock time-out.
+    #[error("{path}: {what} was not free within {waited:?}; it is held by process {owner}; wait, raise the lock time-out, or see to that process", path = path.display())]
+    Locked {
+        /// The database.
+        path: PathBuf,
+        /// Which lock.
+        what: &'static str,
+        /// Process id of the holder as it sees itself (0 if unknown).
+        owner: u32,
+        /// How long the caller waited.
+        waited: Duration,
+    },
+    /// The handle is read-only.
+    #[error("{path}: opened read-only; open it for writing to change it", path = path.display())]
+    ReadOnly {
+        /// The database.
+        path: PathBuf,
+    },
+    /// The process may not do this with the file or its companions.
+    #[error("{path}: permission denied to {action}: {source}", path = path.display())]
+    Permission {
+        /// The file.
+        path: PathBuf,
+        /// What was being done.
+        action: &'static str,
+        /// The system's own error.
+        source: io::Error,
+    },
+    /// A key or value is longer than the format or the machine can hold.
+    #[error("{path}: {what} of {len} bytes is too long; the limit is {limit}", path = path.display())]
+    TooLong {
+        /// The database.
+        path: PathBuf,
+        /// "key" or "value".
+        what: &'static str,
+        /// Its length in bytes.
+        len: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// Not enough address space or memory to map the database.
+    #[error("{path}: cannot map {bytes} bytes: {source}; raise `ulimit -v` or set Options::address_space lower", path = path.display())]
+    AddressSpace {
+        /// The database.
+        path: PathBuf,
+        /// How much was to be mapped, in bytes.
+        bytes: u64,
+        /// The system's own error.
+        source: io::Error,
+    },
+    /// The file lies on a file system on which sharing it cannot work.
+    #[error("{path}: lies on {kind}, where processes on different hosts cannot share memory; keep it on a local disk, or set Options::allow_unsuitable_file_system if only this host uses it", path = path.display())]
+    UnsuitableFileSystem {
+        /// The database.
+        path: PathBuf,
+        /// The kind of file system.
+        kind: String,
+    },
+    /// A sync to disk has failed. What was acknowledged as durable before is safe; nothing further
+    /// is promised until every process has closed the database and it is opened anew.
+    #[error("{path}: an earlier sync to disk failed ({errno}); close the database everywhere, see to the disk, and open it again", path = path.display())]
+    Poisoned {
+        /// The database.
+        path: PathBuf,
+        /// The error of the sync that failed.
+        errno: io::Error,
+    },
+    /// A redo log that the data file needs is not there.
+    #[error("{path}: its redo log {log} is missing; put it back beside the data file (both were left by a crash and belong together)", path = path.display(), log = log.display())]
+    LogMissing {
+        /// The database.
+        path: PathBuf,
+        /// The log that is missing.
+        log: PathBuf,
+    },
+    /// A companion file belongs to another database. It was not changed.
+    #[error("{sidecar}: belongs to another database than {path} ({reason}); move it away", path = path.display(), sidecar = sidecar.display())]
+    ForeignSidecar {
+        /// The database.
+        path: PathBuf,
+        /// The companion file.
+        sidecar: PathBuf,
+        /// How they differ.
+        reason: String,
+    },
+    /// Other processes use the database, but their shared-memory file cannot be reached.
+    #[error("{path}: in use by other processes, but their shared-memory file {shm} is not there ({reason}); close the database everywhere and open it again", path = path.display(), shm = shm.display())]
+    ShmMissing {
+        /// The database.
+        path: PathBuf,
+        /// The shared-memory file that was looked for.
+        shm: PathBuf,
+        /// What was found instead.
+        reason: String,
+    },
+    /// A limit on users of one database is reached.
+    #[error("{path}: more than {limit} {what} at once; close some", path = path.display())]
+    TooMany {
+        /// The database.
+        path: PathBuf,
+        /// What there are too many of ("processes").
+        what: &'static str,
+        /// The limit.
+        limit: u64,
+    },
+    /// The calling thread would wait for itself.
+    #[error("{path}: this thread holds {held} and would wait for itself; release it first", path = path.display())]
+    WouldDeadlock {
+        /// The database.
+        path: PathBuf,
+        /// What the thread holds.
+        held: &'static str,
+    },
+    /// The guard was made before a fork and means nothing in the child.
+    #[error("{path}: made before a fork; the child must begin anew", path = path.display())]
+    Forked {
+        /// The database.
+        path: PathBuf,
+    },
+    /// An option has an impossible value.
+    #[error("{what}: {reason}")]
+    InvalidOption {
+        /// The option.
+        what: &'static str,
+        /// What would be possible.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// Whether the operation may simply be repeated later: a lock was busy, or there was no room.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Error::Locked { .. } | Error::Full { .. } | Error::TooMany { .. })
+    }
+
+    /// Sorts a system error into the variant that a user would look for: no room
+    /// ([`Error::Full`]), no permission ([`Error::Permission`]), or [`Error::Io`].
+    pub(crate) fn from_io(path: &Path, action: &'static str, source: io::Error) -> Self {
+        let path = path.to_path_buf();
+        match source.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Error::Full { path, action, source },
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) => {
+                Error::Permission { path, action, source }
+            }
+            _ => Error::Io { path, action, source },
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Every limit of the engine in one place, with its reason.
+
+/// Smallest page: the smallest unit that the memory manager maps.
+pub const MIN_PAGE_SIZE: u32 = 4096;
+/// Largest page: offsets inside a page are 16 bits.
+pub const MAX_PAGE_SIZE: u32 = 65536;
+/// Page size of a new database unless told otherwise.
+pub const DEFAULT_PAGE_SIZE: u32 = 4096;
+
+/// Whether `bytes` may be a page size.
+pub const fn valid_page_size(bytes: u32) -> bool {
+    bytes.is_power_of_two() && bytes >= MIN_PAGE_SIZE && bytes <= MAX_PAGE_SIZE
+}
+
+/// Processes attached at once: one lock byte and one entry of the process table each.
+pub const MAX_PROCESSES: usize = 1024;
+/// Threads that read at once with a cache line of their own; more share (see `shm::pin`).
+pub const MAX_PINS: usize = 4096;
+/// Stripes of the key locks: enough that unrelated keys rarely meet.
+pub const KEY_STRIPES: usize = 4096;
+/// Bytes of the ring that redo records wait in: some thousands of small operations.
+pub const RING_BYTES: u64 = 1 << 20;
+/// Longest single redo record; longer operations are logged in chunks.
+pub const MAX_RECORD_BYTES: u64 = RING_BYTES / 4;
+/// A checkpoint starts at this size of the redo log, or half the data, whichever is larger.
+pub const CHECKPOINT_LOG_BYTES_MIN: u64 = 64 << 20;
+/// Longest key: its length must fit 32 bits beside the flags.
+pub const MAX_KEY_BYTES: u64 = 1 << 30;
+/// Longest value: an extent is one run of pages, and 2^31 of the smallest pages are 8 TiB.
+pub const MAX_VALUE_BYTES: u64 = 1 << 42;
+/// Addresses to reserve for the data file unless told otherwise: 256 GiB of 128 TiB.
+pub const DEFAULT_ADDRESS_SPACE: u64 = 256 << 30;
+/// Newest file format that this library reads, and the one it writes.
+pub const FORMAT_VERSION: u32 = 1;

@@ -1,0 +1,210 @@
+//! How to open a database.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::db::Db;
+use crate::error::{Error, Result};
+use crate::limits;
+
+/// What a single operation promises when it returns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Durability {
+    /// Visible to every process, and safe from the death of any of them. After a power cut the
+    /// database is what it was at some recent instant, never a mixture. The default.
+    #[default]
+    Relaxed,
+    /// Also on disk: the operation waits for a sync, which it shares with all who wait.
+    Durable,
+}
+
+/// Options for opening a database.
+///
+/// ```
+/// # fn main() -> ntdb::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("example.ntdb");
+/// let db = ntdb::Options::new().create(true).page_size(8192).open(&path)?;
+/// db.put(b"colour", b"green")?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub(crate) create: bool,
+    pub(crate) create_new: bool,
+    pub(crate) read_only: bool,
+    pub(crate) page_size: u32,
+    pub(crate) durability: Durability,
+    pub(crate) reserve_percent: u8,
+    pub(crate) lock_timeout: Option<Duration>,
+    pub(crate) address_space: u64,
+    pub(crate) mode: u32,
+    pub(crate) allow_unsuitable_file_system: bool,
+    pub(crate) shm_dir: Option<PathBuf>,
+    pub(crate) checkpoint_log_bytes: u64,
+    pub(crate) hash_mask: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Options {
+    /// The defaults: open an existing database for reading and writing; relaxed durability; waits
+    /// for locks without a limit.
+    pub fn new() -> Self {
+        Options {
+            create: false,
+            create_new: false,
+            read_only: false,
+            page_size: limits::DEFAULT_PAGE_SIZE,
+            durability: Durability::Relaxed,
+            reserve_percent: 0,
+            lock_timeout: None,
+            address_space: 0,
+            mode: 0o644,
+            allow_unsuitable_file_system: false,
+            shm_dir: None,
+            checkpoint_log_bytes: limits::CHECKPOINT_LOG_BYTES_MIN,
+            hash_mask: u64::MAX,
+        }
+    }
+
+    /// Create the database if it does not exist (or is an empty file). Default: no.
+    pub fn create(&mut self, yes: bool) -> &mut Self {
+        self.create = yes;
+        self
+    }
+
+    /// Create the database, and fail with [`Error::AlreadyExists`] if it exists. Default: no.
+    pub fn create_new(&mut self, yes: bool) -> &mut Self {
+        self.create_new = yes;
+        self
+    }
+
+    /// Open for reading only. At rest the data file alone is enough, also on read-only media; a
+    /// database in use needs write permission on its `-shm` companion. Default: no.
+    pub fn read_only(&mut self, yes: bool) -> &mut Self {
+        self.read_only = yes;
+        self
+    }
+
+    /// Page size in bytes for a new database: a power of two, 4096 to 65536. An existing
+    /// database keeps its own.
+    pub fn page_size(&mut self, bytes: u32) -> &mut Self {
+        self.page_size = bytes;
+        self
+    }
+
+    /// What [`Db::put`] and the other single operations promise. See [`Durability`].
+    pub fn durability(&mut self, durability: Durability) -> &mut Self {
+        self.durability = durability;
+        self
+    }
+
+    /// Percent of every page (0 to 90) that inserts leave free for later updates. Stored in a new
+    /// database.
+    pub fn reserve_percent(&mut self, percent: u8) -> &mut Self {
+        self.reserve_percent = percent;
+        self
+    }
+
+    /// How long to wait for a lock before [`Error::Locked`]; `None` waits as long as it takes (the
+    /// default). The death of a holder never makes anybody wait.
+    pub fn lock_timeout(&mut self, limit: Option<Duration>) -> &mut Self {
+        self.lock_timeout = limit;
+        self
+    }
+
+    /// Addresses to reserve for the mapping, in bytes; 0 chooses. A smaller reservation is mapped
+    /// anew as the file grows past it.
+    pub fn address_space(&mut self, bytes: u64) -> &mut Self {
+        self.address_space = bytes;
+        self
+    }
+
+    /// Permission bits of a new database (the process's umask applies). Its companions get the
+    /// same. Default: 0o644.
+    pub fn mode(&mut self, mode: u32) -> &mut Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Open on a network file system all the same. Processes on different hosts then corrupt the
+    /// database; on one host it works. Default: no.
+    pub fn allow_unsuitable_file_system(&mut self, yes: bool) -> &mut Self {
+        self.allow_unsuitable_file_system = yes;
+        self
+    }
+
+    /// Keep the shared-memory companion in this directory (a tmpfs, say) instead of beside the data
+    /// file. Every process must name the same directory.
+    pub fn shm_dir(&mut self, dir: Option<PathBuf>) -> &mut Self {
+        self.shm_dir = dir;
+        self
+    }
+
+    /// Redo log size, in bytes, at which a checkpoint starts (or half the data file, whichever is
+    /// larger).
+    pub fn checkpoint_log_bytes(&mut self, bytes: u64) -> &mut Self {
+        self.checkpoint_log_bytes = bytes;
+        self
+    }
+
+    /// Bits of the hash that a new database uses; the rest are forced to zero. For tests of
+    /// colliding keys.
+    #[doc(hidden)]
+    pub fn hash_mask(&mut self, mask: u64) -> &mut Self {
+        self.hash_mask = mask;
+        self
+    }
+
+    /// Opens the database at `path`.
+    ///
+    /// The first process to open a database that a crash left behind recovers it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::NotADatabase`],
+    /// [`Error::NewerVersion`], [`Error::Corrupt`], [`Error::LogMissing`],
+    /// [`Error::UnsuitableFileSystem`] and what the system reports.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Db> {
+        self.validate()?;
+        Db::open_with(path.as_ref(), self)
+    }
+
+    /// Opens a new database that lives in this process's memory only.
+    pub fn open_in_memory(&self) -> Result<Db> {
+        self.validate()?;
+        Db::open_in_memory_with(self)
+    }
+
+    fn validate(&self) -> Result<()> {
+        if !limits::valid_page_size(self.page_size) {
+            return Err(Error::InvalidOption {
+                what: "page size",
+                reason: format!(
+                    "{} is not a power of two from {} to {}",
+                    self.page_size,
+                    limits::MIN_PAGE_SIZE,
+                    limits::MAX_PAGE_SIZE
+                ),
+            });
+        }
+        if self.reserve_percent > 90 {
+            return Err(Error::InvalidOption {
+                what: "reserve",
+                reason: format!("{} is not a percentage from 0 to 90", self.reserve_percent),
+            });
+        }
+        if self.read_only && (self.create || self.create_new) {
+            return Err(Error::InvalidOption {
+                what: "read-only",
+                reason: "a database cannot be created read-only".into(),
+            });
+        }
+        Ok(())
+    }
+}
