@@ -1,0 +1,352 @@
+//! One redo log file, `NAME-log0` or `NAME-log1`: a header block, then records without gaps.
+//!
+//! ```text
+//! 0                        4096
+//! +------------------------+----------+----------+--- - - -+-----------+
+//! | header block           | record   | record   |         | zeros     |
+//! +------------------------+----------+----------+--- - - -+-----------+
+//!                          start      start + length ...    file length
+//! ```
+//!
+//! The record with LSN *L* lies at byte 4096 + (*L* - start). The header block is
+//!
+//! | bytes | field |
+//! | --- | --- |
+//! | 0..8 | magic, `NTDBLOG\0` |
+//! | 8..12 | format version (u32) |
+//! | 12..16 | zero |
+//! | 16..32 | UUID of the database |
+//! | 32..40 | start: LSN of the first record (u64) |
+//! | 40..48 | salt of the records in this file (u64) |
+//! | 48..56 | salt of the log before it, 0 if there is none (u64) |
+//! | 56..124 | zero |
+//! | 124..128 | CRC-32C of bytes 0..124 |
+//! | 128..4096 | zero, not looked at |
+//!
+//! # Growing without overwriting
+//!
+//! Bytes that were zero-filled beforehand take a sync at half the price of bytes that were merely
+//! allocated, so the file grows by runs of zeros: 64 KiB first, then as much as it has, at most
+//! 4 MiB at a time. Two processes may be at it at once, because the flush lock can be taken from a
+//! live owner that is too slow. The slow one may wake up at any instruction, so a length that it
+//! has looked at says nothing, and "zero what lies beyond it" could wipe out records that the
+//! other has written and acknowledged meanwhile. Therefore:
+//!
+//! 1. Zeros are *appended* (`RWF_APPEND`): the kernel finds the end of the file and writes there in
+//!    one step, under the inode's lock. They can land only where no byte was.
+//! 2. Records are written only below the length, after it was seen to suffice. So no record lies
+//!    where a later append of zeros could land.
+//! 3. Nobody ever shortens a log file. A file that is longer than one process thinks is harmless.
+//! 4. Two writers of the same LSNs write the same bytes: a record never changes once it has its
+//!    LSN, and a flusher writes from a private copy that it checked before. Which of them comes
+//!    last does not matter.
+//!
+//! # Crashes
+//!
+//! - While a file is created: it has no valid header until its first block is there whole, and the
+//!   meta page that names it is written only after it and its directory were synced.
+//! - While it grows: zeros read as the end of the log.
+//! - While the disk is full: zeros that did fit stay at the end; they are used later.
+//! - While a header is replaced in a re-used file: all fields lie in one 512-byte sector, which
+//!   disks write whole, so it is the old header or the new one. With the new one no old record
+//!   validates, because the salt differs. The old one is needed no longer, or the file would not be
+//!   re-used.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::le;
+use crate::limits::FORMAT_VERSION;
+use crate::types::Lsn;
+
+/// Bytes of the header block; the records begin behind it.
+pub const LOG_HEADER_BYTES: usize = 4096;
+/// How far a new file reaches, and the smallest step by which one grows. Lengths are multiples.
+pub const GROW_BYTES_MIN: u64 = 64 << 10;
+/// The largest step by which a file grows.
+pub const GROW_BYTES_MAX: u64 = 4 << 20;
+
+const MAGIC: [u8; 8] = *b"NTDBLOG\0";
+
+const MAGIC_AT: usize = 0;
+const VERSION_AT: usize = MAGIC_AT + 8;
+const UUID_AT: usize = VERSION_AT + 8;
+const START_AT: usize = UUID_AT + 16;
+const SALT_AT: usize = START_AT + 8;
+const PREVIOUS_SALT_AT: usize = SALT_AT + 8;
+const FIELDS_END: usize = PREVIOUS_SALT_AT + 8;
+const CRC_AT: usize = 124;
+
+// The table above, and the argument that a header is replaced whole.
+const _: () = assert!(UUID_AT == 16 && START_AT == 32 && SALT_AT == 40 && PREVIOUS_SALT_AT == 48);
+const _: () = assert!(FIELDS_END <= CRC_AT && CRC_AT + 4 <= 512 && 512 <= LOG_HEADER_BYTES);
+const _: () = assert!(GROW_BYTES_MIN > LOG_HEADER_BYTES as u64);
+const _: () = assert!(GROW_BYTES_MIN.is_power_of_two() && GROW_BYTES_MAX.is_power_of_two());
+
+/// What a log file says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogHeader {
+    /// The database that the log belongs to.
+    pub uuid: [u8; 16],
+    /// LSN of the first record.
+    pub start: Lsn,
+    /// What the checks of its records are seeded with.
+    pub salt: u64,
+    /// The salt of the log that this one continues; 0 if it continues none.
+    pub previous_salt: u64,
+}
+
+/// Why a block is not a log's header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LogHeaderProblem {
+    /// The magic is missing.
+    #[error("not an ntdb log")]
+    NotALog,
+    /// The checksum is wrong.
+    #[error("the log's header has a wrong checksum")]
+    BadChecksum,
+    /// Intact, and of a later format.
+    #[error("a log of format version {found}")]
+    NewerVersion {
+        /// The version that the header names.
+        found: u32,
+    },
+}
+
+/// Why a log file could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenProblem {
+    /// The system refused.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// It is not a log that can be read.
+    #[error(transparent)]
+    Header(#[from] LogHeaderProblem),
+}
+
+impl LogHeader {
+    /// The header block.
+    pub fn encode(&self) -> [u8; LOG_HEADER_BYTES] {
+        let mut block = [0; LOG_HEADER_BYTES];
+        le::put(&mut block, MAGIC_AT, &MAGIC);
+        le::put(&mut block, VERSION_AT, &FORMAT_VERSION.to_le_bytes());
+        le::put(&mut block, UUID_AT, &self.uuid);
+        le::put(&mut block, START_AT, &self.start.0.to_le_bytes());
+        le::put(&mut block, SALT_AT, &self.salt.to_le_bytes());
+        le::put(&mut block, PREVIOUS_SALT_AT, &self.previous_salt.to_le_bytes());
+        let crc = crc32c::crc32c(&block[..CRC_AT]);
+        le::put(&mut block, CRC_AT, &crc.to_le_bytes());
+        block
+    }
+
+    /// Reads a header block. Its magic, version and checksum have the same places in every version,
+    /// so a damaged block is never mistaken for one of a later version.
+    pub fn decode(block: &[u8; LOG_HEADER_BYTES]) -> Result<Self, LogHeaderProblem> {
+        if le::get_bytes(block, MAGIC_AT) != MAGIC {
+            return Err(LogHeaderProblem::NotALog);
+        }
+        if le::get_u32(block, CRC_AT) != crc32c::crc32c(&block[..CRC_AT]) {
+            return Err(LogHeaderProblem::BadChecksum);
+        }
+        let found = le::get_u32(block, VERSION_AT);
+        if found > FORMAT_VERSION {
+            return Err(LogHeaderProblem::NewerVersion { found });
+        }
+        Ok(LogHeader {
+            uuid: le::get_bytes(block, UUID_AT),
+            start: Lsn(le::get_u64(block, START_AT)),
+            salt: le::get_u64(block, SALT_AT),
+            previous_salt: le::get_u64(block, PREVIOUS_SALT_AT),
+        })
+    }
+}
+
+/// An open log file.
+#[derive(Debug)]
+pub struct LogFile {
+    file: File,
+    header: LogHeader,
+    /// A length that the file is known to have reached. It may be longer, never shorter.
+    allocated: AtomicU64,
+}
+
+impl LogFile {
+    /// Creates the file at `path`, which must not exist, with its header and first run of zeros, and
+    /// syncs it. The caller syncs the directory. What could not be finished is removed again.
+    pub fn create(path: &Path, mode: u32, header: LogHeader) -> io::Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(path)?;
+        let log = LogFile { file, header, allocated: AtomicU64::new(0) };
+        let filled = log
+            .ensure_allocated(GROW_BYTES_MIN)
+            .and_then(|()| log.file.write_all_at(&header.encode(), 0))
+            .and_then(|()| log.sync());
+        match filled {
+            Ok(()) => Ok(log),
+            Err(error) => {
+                // Best effort: without a synced header the file would be refused anyway.
+                let _ = std::fs::remove_file(path);
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens the log at `path` and reads its header.
+    pub fn open(path: &Path) -> Result<Self, OpenProblem> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
+            .open(path)?;
+        Self::from_file(file)
+    }
+
+    /// Like [`LogFile::open`], for reading only: writes through it fail.
+    pub fn open_readonly(path: &Path) -> Result<Self, OpenProblem> {
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
+            .open(path)?;
+        Self::from_file(file)
+    }
+
+    fn from_file(file: File) -> Result<Self, OpenProblem> {
+        let len = file.metadata()?.len();
+        if len < LOG_HEADER_BYTES as u64 {
+            return Err(LogHeaderProblem::NotALog.into());
+        }
+        let mut block = [0; LOG_HEADER_BYTES];
+        file.read_exact_at(&mut block, 0)?;
+        let header = LogHeader::decode(&block)?;
+        Ok(LogFile { file, header, allocated: AtomicU64::new(len) })
+    }
+
+    /// Makes the file, whose records nobody needs or may still be writing, the log of `header`, and
+    /// syncs it. Its bytes stay, and none of them validates under the new salt.
+    ///
+    /// When this fails the file holds the old header or the new one; nothing may be written to it
+    /// until a later call succeeds.
+    pub fn reuse(self, header: LogHeader) -> io::Result<Self> {
+        debug_assert_ne!(self.header.salt, header.salt);
+        let log = LogFile { header, ..self };
+        log.ensure_allocated(GROW_BYTES_MIN)?;
+        log.file.write_all_at(&header.encode(), 0)?;
+        log.sync()?;
+        Ok(log)
+    }
+
+    /// What the file says of itself.
+    pub fn header(&self) -> &LogHeader {
+        &self.header
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The byte of the file where the record with `lsn` lies, if it can lie in this file.
+    pub fn offset_of(&self, lsn: Lsn) -> Option<u64> {
+        lsn.0.checked_sub(self.header.start.0)?.checked_add(LOG_HEADER_BYTES as u64)
+    }
+
+    /// Bytes that the file has now.
+    pub fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    /// Bytes that the file is known to have reached (no system call).
+    pub fn allocated_bytes(&self) -> u64 {
+        self.allocated.load(Ordering::Relaxed)
+    }
+
+    /// Writes `bytes`, whole records in the order of the log, at `lsn`, growing the file if need be.
+    /// They are durable after a [`LogFile::sync`] that begins afterwards. Two processes may do this
+    /// at once, as the head of this module explains.
+    ///
+    /// When there is no room nothing that was in the file has changed.
+    pub fn write_at(&self, lsn: Lsn, bytes: &[u8]) -> io::Result<()> {
+        let place =
+            self.offset_of(lsn).and_then(|at| Some((at, at.checked_add(bytes.len() as u64)?)));
+        let Some((offset, end)) = place else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "an LSN outside this log"));
+        };
+        self.ensure_allocated(end)?;
+        self.file.write_all_at(bytes, offset)
+    }
+
+    /// Makes everything written before the call durable.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Makes sure that the file reaches to `end`, by appending zeros.
+    pub fn ensure_allocated(&self, end: u64) -> io::Result<()> {
+        if end <= self.allocated.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        loop {
+            let len = self.len_bytes()?;
+            self.allocated.fetch_max(len, Ordering::Relaxed);
+            if end <= len {
+                return Ok(());
+            }
+            let step = len.clamp(GROW_BYTES_MIN, GROW_BYTES_MAX);
+            let target = end.max(len + step).next_multiple_of(GROW_BYTES_MIN);
+            let target = target.min(file_size_limit());
+            if target < end {
+                return Err(io::Error::from_raw_os_error(libc::EFBIG));
+            }
+            if let Err(error) = append_zeros(&self.file, target - len) {
+                // A full disk may have taken a part of the step, and that part may be enough.
+                let len = self.len_bytes()?;
+                if len < end {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// The process's limit on file sizes. Growing a file beyond it would raise a deadly signal.
+fn file_size_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is to a valid, exclusively borrowed rlimit.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    if result != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+        return i64::MAX as u64;
+    }
+    limit.rlim_cur
+}
+
+/// Appends `len` zeros to wherever the file ends at the moment of each write.
+fn append_zeros(file: &File, mut len: u64) -> io::Result<()> {
+    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+    while len > 0 {
+        let part = &ZEROS[..ZEROS.len().min(usize::try_from(len).unwrap_or(usize::MAX))];
+        let iov = libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
+        // SAFETY: one iovec, which describes readable static bytes that the call only reads.
+        let written =
+            unsafe { libc::pwritev2(file.as_raw_fd(), &raw const iov, 1, 0, libc::RWF_APPEND) };
+        match written {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            1.. => len -= written as u64,
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,15 @@
+//! The redo log: what every change is written to before anybody can see it.
+//!
+//! - [`record`]: one change as bytes, sealed to its place, so that only the record that belongs
+//!   there is ever taken for one.
+//! - [`file`](mod@file): the two files that the records end in, `NAME-log0` and `NAME-log1`.
+//! - [`scan`]: reading them back in order, to the end of what is valid.
+//!
+//! A log sequence number ([`crate::types::Lsn`]) is the position of a record's first byte, counted
+//! in log bytes since the database was created. It rises across both files, so it orders all
+//! changes that were ever made. Who appends, flushes and syncs, and under which locks, is the
+//! business of the layers above; this one knows only bytes.
+
+pub mod file;
+pub mod record;
+pub mod scan;

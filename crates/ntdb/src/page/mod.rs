@@ -1,0 +1,4 @@
+//! The pages of the data file.
+
+pub mod header;
+pub mod meta;
