@@ -3,10 +3,18 @@
 
 mod db;
 mod error;
+mod le;
 mod limits;
+mod log;
 mod options;
+mod page;
+#[allow(dead_code)]
+mod storage;
 mod types;
 
 pub use db::{CheckReport, Cursor, Db, Iter, KeyLock, Stat};
 pub use error::{Error, Result};
 pub use options::{Durability, Options};
+#[cfg(feature = "failpoints")]
+#[doc(hidden)]
+pub use storage::failpoint;

@@ -1,0 +1,148 @@
+//! What the machine is: its file systems, its boot, its randomness.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use super::failpoint;
+
+/// Whether processes can share a mapped file on a file system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Suitability {
+    /// Its mappings are shared memory, and its locks are seen by all.
+    Suitable,
+    /// It is of this kind, where other hosts see other bytes, or the kernel cannot map a file
+    /// shared.
+    Unsuitable(&'static str),
+}
+
+/// File systems whose files other hosts can change behind this kernel's back, by the number that
+/// the kernel reports for each. FUSE is not among them: it is any program's file system, most of
+/// which are local, and it cannot be told apart.
+const UNSUITABLE: &[(u32, &str)] = &[
+    (0x0000_6969, "NFS"),
+    (0x0000_517b, "SMB"),
+    (0xff53_4d42, "CIFS"),
+    (0xfe53_4d42, "SMB2"),
+    (0x0102_1997, "9p"),
+    (0x00c3_6400, "Ceph"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636f, "OCFS2"),
+    (0x5346_414f, "AFS"),
+    (0x6b41_4653, "kAFS"),
+    (0x0bd0_0bd0, "Lustre"),
+    (0x7375_7245, "Coda"),
+    (0x0000_564c, "NCP"),
+    (0x4750_4653, "GPFS"),
+    (0x786f_4256, "a VirtualBox shared folder"),
+];
+
+/// Judges the file system that `path` (which must exist) lies on.
+pub fn suitability(path: &Path) -> io::Result<Suitability> {
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: all zeros is a valid `statfs`.
+    let mut info: libc::statfs = unsafe { std::mem::zeroed() };
+    super::file::retry_interrupted(|| {
+        // SAFETY: a valid C string and a valid place for the result.
+        unsafe { libc::statfs(name.as_ptr(), &mut info) }
+    })?;
+    Ok(classify(info.f_type as u32))
+}
+
+fn classify(f_type: u32) -> Suitability {
+    match UNSUITABLE.iter().find(|&&(number, _)| number == f_type) {
+        Some(&(_, name)) => Suitability::Unsuitable(name),
+        None => Suitability::Suitable,
+    }
+}
+
+/// Whether the file system that `path` (which must exist) lies on is mounted read-only.
+pub fn is_read_only(path: &Path) -> io::Result<bool> {
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: all zeros is a valid `statvfs`.
+    let mut info: libc::statvfs = unsafe { std::mem::zeroed() };
+    super::file::retry_interrupted(|| {
+        // SAFETY: a valid C string and a valid place for the result.
+        unsafe { libc::statvfs(name.as_ptr(), &mut info) }
+    })?;
+    Ok(info.f_flag & libc::ST_RDONLY != 0)
+}
+
+/// A number that is another one after every boot: shared memory left by an earlier boot went
+/// through a power cut and can't be trusted.
+///
+/// Where the kernel's own is out of sight it is made from the time of boot, and where that is, too,
+/// it is all zeros: then nobody can tell boots apart.
+pub fn boot_id() -> io::Result<[u8; 16]> {
+    if let Some(pretended) = failpoint::boot_id_override() {
+        return Ok(pretended);
+    }
+    if let Ok(text) = fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        && let Some(id) = parse_uuid(text.trim())
+    {
+        return Ok(id);
+    }
+    let mut id = [0; 16];
+    if let Ok(text) = fs::read_to_string("/proc/stat")
+        && let Some(seconds) = parse_btime(&text)
+    {
+        id[..8].copy_from_slice(b"btime\0\0\0");
+        id[8..].copy_from_slice(&seconds.to_le_bytes());
+    }
+    Ok(id)
+}
+
+/// 32 hexadecimal digits, with hyphens anywhere.
+pub(super) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.chars().filter(|&c| c != '-').collect();
+    if digits.len() != 32 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes)
+}
+
+fn parse_btime(stat: &str) -> Option<u64> {
+    stat.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())
+}
+
+/// Fills `buffer` from the kernel's random number generator.
+pub fn random_bytes(buffer: &mut [u8]) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        let rest = &mut buffer[filled..];
+        // SAFETY: `rest` is valid for as many bytes as the call is told.
+        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+        match usize::try_from(got) {
+            Ok(got) => filled += got,
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A random number.
+pub fn random_u64() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    random_bytes(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// When this process started, in clock ticks since boot: with the process id it names a process
+/// even after its id was given to another. 0 where /proc is out of sight.
+pub fn process_start_time() -> u64 {
+    fs::read_to_string("/proc/self/stat").ok().and_then(|text| parse_start_time(&text)).unwrap_or(0)
+}
+
+/// Field 22 of /proc/PID/stat. The second field is the program's name in parentheses and may itself
+/// contain anything, so fields are counted from the last parenthesis.
+fn parse_start_time(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19)?.parse().ok()
+}

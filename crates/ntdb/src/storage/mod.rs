@@ -1,0 +1,53 @@
+//! The lowest layer: the operating system, and nothing of the database.
+//!
+//! Everything that is a system call happens here, so that the layers above can be read, and
+//! modelled, without one. Nothing here knows what the bytes mean.
+//!
+//! | module | what it wraps |
+//! | --- | --- |
+//! | [`file`] | descriptors: open safely, grow without signals, sync, directories |
+//! | [`mapping`] | one range of addresses that never moves |
+//! | [`ofd`] | byte-range locks that die with their process: liveness |
+//! | [`futex`] | sleeping on a word of shared memory |
+//! | [`fork`] | knowing, with one load, that one is a forked child |
+//! | [`filesystem`] | what kind of disk, which boot, random numbers |
+//! | [`failpoint`] | named places to die or to fail at, for tests; nothing in a normal build |
+//!
+//! Errors are [`std::io::Error`]; the callers know the path and the purpose, and add them.
+
+pub mod failpoint;
+pub mod file;
+pub mod filesystem;
+pub mod fork;
+pub mod futex;
+pub mod mapping;
+pub mod ofd;
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! Running a piece of a test in a forked child.
+
+    /// Forks, runs `body` in the child and returns the wait status. The child never returns into
+    /// the test harness; it exits with what `body` says, or 101 if `body` panics.
+    pub fn in_child(body: impl FnOnce() -> i32) -> i32 {
+        // SAFETY: the child runs `body` and then `_exit`s; glibc makes malloc usable there.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+        if pid == 0 {
+            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(101);
+            // SAFETY: leaves at once, without the parent's exit handlers.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` is a valid place for the result.
+        let got = unsafe { libc::waitpid(pid, &mut status, 0) };
+        assert_eq!(got, pid);
+        status
+    }
+
+    /// Demands that the child ended by itself with status 0.
+    pub fn assert_exit_ok(status: i32) {
+        assert!(libc::WIFEXITED(status), "killed by signal {}", libc::WTERMSIG(status));
+        assert_eq!(libc::WEXITSTATUS(status), 0, "exit status of the child");
+    }
+}

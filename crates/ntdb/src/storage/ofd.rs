@@ -1,0 +1,232 @@
+//! Locks that say who lives: open file description locks on bytes far beyond the end of the data
+//! file.
+//!
+//! The kernel drops such a lock when the last descriptor of its open file description is closed,
+//! which a dying process cannot avoid: holding one *is* being alive. Process ids would lie across
+//! pid namespaces, and POSIX record locks vanish when any descriptor of the file is closed by
+//! anybody in the process.
+//!
+//! Two things would keep the description alive beyond the process and are therefore never done:
+//! mapping memory through it (a forked child inherits the mapping), and leaving the descriptor open
+//! in a forked child (see [`OfdFile::close_in_child`]). Hence a descriptor of its own open().
+//!
+//! A description never conflicts with itself: asking about one's own byte says "free". Callers test
+//! for "is it me" first.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::file::FileId;
+
+/// A range of lock bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ByteRange {
+    /// The first byte's offset in the file.
+    pub start: u64,
+    /// How many bytes.
+    pub len: u64,
+}
+
+impl ByteRange {
+    const fn byte(start: u64) -> ByteRange {
+        ByteRange { start, len: 1 }
+    }
+}
+
+/// The first lock byte: half way to the largest offset, beyond any file.
+pub const LOCK_BASE: u64 = 1 << 62;
+/// Held while attaching, recovering and closing last.
+pub const ATTACH: ByteRange = ByteRange::byte(LOCK_BASE);
+/// Serialises those who repair after the dead.
+pub const REPAIR: ByteRange = ByteRange::byte(LOCK_BASE + 1);
+/// Held shared by read-only users of a database at rest.
+pub const READER: ByteRange = ByteRange::byte(LOCK_BASE + 2);
+/// Held while a checkpoint is written.
+pub const CHECKPOINT: ByteRange = ByteRange::byte(LOCK_BASE + 3);
+/// The byte of process slot 0; the other slots' bytes follow.
+pub const SLOT_BASE: u64 = LOCK_BASE + 4096;
+
+/// The byte that the process in this slot holds while it lives.
+pub const fn slot_byte(slot: u16) -> ByteRange {
+    ByteRange::byte(SLOT_BASE + slot as u64)
+}
+
+/// The bytes of the slots from 0 to `slots` - 1.
+pub const fn slot_bytes(slots: u16) -> ByteRange {
+    ByteRange { start: SLOT_BASE, len: slots as u64 }
+}
+
+/// How a lock excludes others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LockKind {
+    /// With other shared ones, against exclusive ones.
+    Shared,
+    /// Against all others. Needs a descriptor that is open for writing.
+    Exclusive,
+}
+
+impl LockKind {
+    const fn l_type(self) -> libc::c_short {
+        (match self {
+            LockKind::Shared => libc::F_RDLCK,
+            LockKind::Exclusive => libc::F_WRLCK,
+        }) as libc::c_short
+    }
+}
+
+/// A lock of somebody else that stands in the way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Conflict {
+    /// The bytes that it covers (`len` 0: to the end of all offsets).
+    pub range: ByteRange,
+    /// Its kind.
+    pub kind: LockKind,
+}
+
+/// An open file description used for nothing but locks.
+#[derive(Debug)]
+pub struct OfdFile {
+    /// -1 once closed in a forked child.
+    fd: AtomicI32,
+    id: FileId,
+}
+
+impl OfdFile {
+    /// Opens the file anew; read-only descriptors can take shared locks only.
+    pub fn open(path: &Path, read_only: bool) -> io::Result<OfdFile> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(!read_only)
+            .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY)
+            .open(path)?;
+        let metadata = file.metadata()?;
+        let id = FileId { dev: metadata.dev(), ino: metadata.ino() };
+        Ok(OfdFile { fd: AtomicI32::new(file.into_raw_fd()), id })
+    }
+
+    /// Which file it is: compare with the descriptor used for the data, for the name may have
+    /// changed hands between the two opens.
+    pub fn identity(&self) -> FileId {
+        self.id
+    }
+
+    /// Takes a lock if it is free: true if it was.
+    pub fn try_lock(&self, range: ByteRange, kind: LockKind) -> io::Result<bool> {
+        match self.set(libc::F_OFD_SETLK, range, kind.l_type()) {
+            Ok(()) => Ok(true),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes a lock, waiting for it until `deadline` (`None`: for ever): false if time ran out.
+    ///
+    /// With a deadline it asks again and again, with growing pauses, because the waiting call of
+    /// the kernel knows no time limit; an earlier waiter may then be overtaken.
+    pub fn lock_wait(
+        &self,
+        range: ByteRange,
+        kind: LockKind,
+        deadline: Option<Instant>,
+    ) -> io::Result<bool> {
+        let Some(deadline) = deadline else {
+            return self.set(libc::F_OFD_SETLKW, range, kind.l_type()).map(|()| true);
+        };
+        let mut pause = Duration::from_micros(50);
+        loop {
+            if self.try_lock(range, kind)? {
+                return Ok(true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            thread::sleep(pause.min(left));
+            pause = (pause * 2).min(Duration::from_millis(5));
+        }
+    }
+
+    /// Gives up whatever this description holds in the range.
+    pub fn unlock(&self, range: ByteRange) -> io::Result<()> {
+        self.set(libc::F_OFD_SETLK, range, libc::F_UNLCK as libc::c_short)
+    }
+
+    /// Whether another description holds a lock in the range that a lock of this kind would have to
+    /// wait for. (Asks only; takes nothing.)
+    pub fn is_locked_by_other(&self, range: ByteRange, kind: LockKind) -> io::Result<bool> {
+        Ok(self.conflict(range, kind)?.is_some())
+    }
+
+    /// The first lock of any kind that another description holds in the range.
+    pub fn first_conflict(&self, range: ByteRange) -> io::Result<Option<Conflict>> {
+        self.conflict(range, LockKind::Exclusive)
+    }
+
+    fn conflict(&self, range: ByteRange, kind: LockKind) -> io::Result<Option<Conflict>> {
+        let mut lock = flock(range, kind.l_type());
+        self.fcntl(libc::F_OFD_GETLK, &mut lock)?;
+        if lock.l_type == libc::F_UNLCK as libc::c_short {
+            return Ok(None);
+        }
+        let kind = if lock.l_type == libc::F_WRLCK as libc::c_short {
+            LockKind::Exclusive
+        } else {
+            LockKind::Shared
+        };
+        let range = ByteRange { start: lock.l_start as u64, len: lock.l_len as u64 };
+        Ok(Some(Conflict { range, kind }))
+    }
+
+    /// In a forked child: closes the child's descriptor, so that the parent's locks end with the
+    /// parent. Everything else then fails with `EBADF`. Safe in a fork handler.
+    pub fn close_in_child(&self) {
+        drop(self.take_fd());
+    }
+
+    fn take_fd(&self) -> Option<OwnedFd> {
+        let fd: RawFd = self.fd.swap(-1, Ordering::Relaxed);
+        // SAFETY: the descriptor was this value's own, and the swap hands it out once.
+        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    fn set(&self, command: libc::c_int, range: ByteRange, l_type: libc::c_short) -> io::Result<()> {
+        self.fcntl(command, &mut flock(range, l_type))
+    }
+
+    fn fcntl(&self, command: libc::c_int, lock: &mut libc::flock) -> io::Result<()> {
+        super::file::retry_interrupted(|| {
+            // SAFETY: `lock` is valid for the call; a descriptor of -1 is refused by the kernel.
+            unsafe { libc::fcntl(self.fd.load(Ordering::Relaxed), command, &mut *lock) }
+        })
+    }
+}
+
+impl Drop for OfdFile {
+    fn drop(&mut self) {
+        drop(self.take_fd());
+    }
+}
+
+impl AsRawFd for OfdFile {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.load(Ordering::Relaxed)
+    }
+}
+
+fn flock(range: ByteRange, l_type: libc::c_short) -> libc::flock {
+    // SAFETY: all zeros is a valid `flock`; the field l_pid must be 0 for these commands.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = l_type;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = range.start as libc::off_t;
+    lock.l_len = range.len as libc::off_t;
+    lock
+}
