@@ -52,15 +52,15 @@
 //!   validates, because the salt differs. The old one is needed no longer, or the file would not be
 //!   re-used.
 
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::le;
 use crate::limits::FORMAT_VERSION;
+use crate::storage::failpoint::{self, Event, What, crash_point};
+use crate::storage::file::{self, File, Kind};
 use crate::types::Lsn;
 
 /// Bytes of the header block; the records begin behind it.
@@ -176,51 +176,46 @@ pub struct LogFile {
 
 impl LogFile {
     /// Creates the file at `path`, which must not exist, with its header and first run of zeros, and
-    /// syncs it. The caller syncs the directory. What could not be finished is removed again.
+    /// syncs it. The caller gives it the data file's owner and syncs the directory. If this fails
+    /// the file is removed again.
     pub fn create(path: &Path, mode: u32, header: LogHeader) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-            .open(path)?;
+        let file = File::create_new(path, Kind::Log, mode)?;
+        crash_point("log.create.empty");
         let log = LogFile { file, header, allocated: AtomicU64::new(0) };
-        let filled = log
-            .ensure_allocated(GROW_BYTES_MIN)
-            .and_then(|()| log.file.write_all_at(&header.encode(), 0))
-            .and_then(|()| log.sync());
-        match filled {
-            Ok(()) => Ok(log),
-            Err(error) => {
-                // Best effort: without a synced header the file would be refused anyway.
-                let _ = std::fs::remove_file(path);
-                Err(error)
-            }
-        }
+        log.fill_new().inspect_err(|_| {
+            // The first error is the one to report. A leftover has no header that was synced, and
+            // no meta page names it.
+            let _ = file::unlink(path, Kind::Log);
+        })?;
+        Ok(log)
+    }
+
+    fn fill_new(&self) -> io::Result<()> {
+        self.ensure_allocated(GROW_BYTES_MIN)?;
+        crash_point("log.create.zeroed");
+        self.write_header()
+    }
+
+    fn write_header(&self) -> io::Result<()> {
+        self.file.write_all_at(&self.header.encode(), 0)?;
+        crash_point("log.header.written");
+        self.sync()?;
+        crash_point("log.header.synced");
+        Ok(())
     }
 
     /// Opens the log at `path` and reads its header.
     pub fn open(path: &Path) -> Result<Self, OpenProblem> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
-            .open(path)?;
-        Self::from_file(file)
+        Self::from_file(File::open(path, Kind::Log)?)
     }
 
     /// Like [`LogFile::open`], for reading only: writes through it fail.
     pub fn open_readonly(path: &Path) -> Result<Self, OpenProblem> {
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
-            .open(path)?;
-        Self::from_file(file)
+        Self::from_file(File::open_readonly(path, Kind::Log)?)
     }
 
     fn from_file(file: File) -> Result<Self, OpenProblem> {
-        let len = file.metadata()?.len();
+        let len = file.len()?;
         if len < LOG_HEADER_BYTES as u64 {
             return Err(LogHeaderProblem::NotALog.into());
         }
@@ -230,17 +225,16 @@ impl LogFile {
         Ok(LogFile { file, header, allocated: AtomicU64::new(len) })
     }
 
-    /// Makes the file, whose records nobody needs or may still be writing, the log of `header`, and
-    /// syncs it. Its bytes stay, and none of them validates under the new salt.
+    /// Makes the file, whose records nobody needs and nobody may still be writing, the log of
+    /// `header`, and syncs it. Its bytes stay, and none of them validates under the new salt.
     ///
-    /// When this fails the file holds the old header or the new one; nothing may be written to it
-    /// until a later call succeeds.
+    /// When this fails the file holds the old header or the new one, and is of no use until it is
+    /// opened anew or replaced by a new file.
     pub fn reuse(self, header: LogHeader) -> io::Result<Self> {
-        debug_assert_ne!(self.header.salt, header.salt);
+        debug_assert_ne!(self.header.salt, header.salt, "the old records would validate");
         let log = LogFile { header, ..self };
         log.ensure_allocated(GROW_BYTES_MIN)?;
-        log.file.write_all_at(&header.encode(), 0)?;
-        log.sync()?;
+        log.write_header()?;
         Ok(log)
     }
 
@@ -261,7 +255,7 @@ impl LogFile {
 
     /// Bytes that the file has now.
     pub fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.len())
+        self.file.len()
     }
 
     /// Bytes that the file is known to have reached (no system call).
@@ -291,28 +285,83 @@ impl LogFile {
 
     /// Makes sure that the file reaches to `end`, by appending zeros.
     pub fn ensure_allocated(&self, end: u64) -> io::Result<()> {
-        if end <= self.allocated.load(Ordering::Relaxed) {
+        if end <= self.allocated_bytes() {
             return Ok(());
         }
-        loop {
-            let len = self.len_bytes()?;
-            self.allocated.fetch_max(len, Ordering::Relaxed);
-            if end <= len {
-                return Ok(());
-            }
-            let step = len.clamp(GROW_BYTES_MIN, GROW_BYTES_MAX);
-            let target = end.max(len + step).next_multiple_of(GROW_BYTES_MIN);
-            let target = target.min(file_size_limit());
-            if target < end {
-                return Err(io::Error::from_raw_os_error(libc::EFBIG));
-            }
-            if let Err(error) = append_zeros(&self.file, target - len) {
-                // A full disk may have taken a part of the step, and that part may be enough.
-                let len = self.len_bytes()?;
-                if len < end {
-                    return Err(error);
+        let len = self.note_len()?;
+        if end <= len {
+            return Ok(());
+        }
+        let step = len.clamp(GROW_BYTES_MIN, GROW_BYTES_MAX);
+        let target = end.max(len + step).next_multiple_of(GROW_BYTES_MIN).min(file_size_limit());
+        if target < end {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
+        let appended = self.append_zeros(len, target);
+        crash_point("log.grown");
+        // A full disk may have taken only a part of the step, and that part may be enough.
+        if self.note_len()? >= end {
+            return Ok(());
+        }
+        appended.and(Err(io::ErrorKind::WriteZero.into()))
+    }
+
+    /// Asks for the length and keeps it.
+    fn note_len(&self) -> io::Result<u64> {
+        let len = self.len_bytes()?;
+        self.allocated.fetch_max(len, Ordering::Relaxed);
+        Ok(len)
+    }
+
+    /// Appends zeros to wherever the file ends at the moment of each write, as many as are needed
+    /// to come from `len` to `target` if nobody else does the same.
+    fn append_zeros(&self, len: u64, target: u64) -> io::Result<()> {
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        if let Some(error) = failpoint::fault("append:log") {
+            return Err(error);
+        }
+        let what = What::Allocate(target);
+        failpoint::record(Event { kind: Kind::Log, path: self.file.path(), what });
+        let mut left = target - len;
+        while left > 0 {
+            let piece = &ZEROS[..left.min(ZEROS.len() as u64) as usize];
+            match append(&self.file, piece) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => left -= written as u64,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    return extend_sparsely(&self.file, len, target);
                 }
+                Err(error) => return Err(error),
             }
+        }
+        Ok(())
+    }
+}
+
+/// Writes `bytes` at the end of the file, which the kernel finds in the same step.
+fn append(file: &File, bytes: &[u8]) -> io::Result<usize> {
+    let fd = file.as_fd().as_raw_fd();
+    let iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: one iovec, which describes bytes that are readable for the length of the call; the
+    // call only reads them.
+    let written = unsafe { libc::pwritev2(fd, &raw const iov, 1, 0, libc::RWF_APPEND) };
+    usize::try_from(written).map_err(|_| io::Error::last_os_error())
+}
+
+/// Where the kernel (an emulated one, say) has no `RWF_APPEND`: space for the bytes from `len` to
+/// `target` that reads as zeros. This too changes no byte that is there and never shortens the
+/// file; syncs into such space are slower.
+fn extend_sparsely(file: &File, len: u64, target: u64) -> io::Result<()> {
+    let fd = file.as_fd().as_raw_fd();
+    loop {
+        // SAFETY: plain numbers and a descriptor that is open while `file` lives.
+        if unsafe { libc::fallocate(fd, 0, len as i64, (target - len) as i64) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
         }
     }
 }
@@ -320,33 +369,8 @@ impl LogFile {
 /// The process's limit on file sizes. Growing a file beyond it would raise a deadly signal.
 fn file_size_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the pointer is to a valid, exclusively borrowed rlimit.
+    // SAFETY: `limit` is a valid place for the result.
     let result = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
-    if result != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
-        return i64::MAX as u64;
-    }
-    limit.rlim_cur
-}
-
-/// Appends `len` zeros to wherever the file ends at the moment of each write.
-fn append_zeros(file: &File, mut len: u64) -> io::Result<()> {
-    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-    while len > 0 {
-        let part = &ZEROS[..ZEROS.len().min(usize::try_from(len).unwrap_or(usize::MAX))];
-        let iov = libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
-        // SAFETY: one iovec, which describes readable static bytes that the call only reads.
-        let written =
-            unsafe { libc::pwritev2(file.as_raw_fd(), &raw const iov, 1, 0, libc::RWF_APPEND) };
-        match written {
-            0 => return Err(io::ErrorKind::WriteZero.into()),
-            1.. => len -= written as u64,
-            _ => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
-            }
-        }
-    }
-    Ok(())
+    let limited = result == 0 && limit.rlim_cur != libc::RLIM_INFINITY;
+    if limited { limit.rlim_cur } else { i64::MAX as u64 }
 }

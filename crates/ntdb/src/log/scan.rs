@@ -12,7 +12,6 @@
 //! of the unsynced tail and lost earlier ones.
 
 use std::io;
-use std::os::unix::fs::FileExt;
 
 use super::file::LogFile;
 use super::record::{self, MIN_RECORD_BYTES, Op, RECORD_HEADER_BYTES, RecordProblem};
@@ -90,15 +89,16 @@ impl<'f> Scanner<'f> {
             self.window.refill(self.log, offset)?;
             sealed = record::sealed_len(self.salt, lsn, self.window.from(offset));
         }
-        let Some(len) = sealed else {
+        // A position beyond u64 comes from a made-up start LSN only.
+        let Some((len, next)) = sealed.and_then(|len| Some((len, lsn.0.checked_add(len.into())?)))
+        else {
             return Ok(None);
         };
         let body = &self.window.from(offset)[RECORD_HEADER_BYTES..len as usize];
         let op =
             record::decode_body(body).map_err(|problem| ScanProblem::Record { lsn, problem })?;
-        let next = Lsn(lsn.0 + u64::from(len));
-        self.position = next;
-        Ok(Some(Scanned { lsn, op, next }))
+        self.position = Lsn(next);
+        Ok(Some(Scanned { lsn, op, next: Lsn(next) }))
     }
 
     /// Where the scan stands: after [`Scanner::next`] returned `None`, the end of the log.
@@ -177,12 +177,11 @@ impl Window {
         self.len_bytes = 0;
         while self.len_bytes < want {
             let at = offset + self.len_bytes as u64;
-            match log.file().read_at(&mut self.buffer[self.len_bytes..want], at) {
-                Ok(0) => break,
-                Ok(read) => self.len_bytes += read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            let read = log.file().read_at(&mut self.buffer[self.len_bytes..want], at)?;
+            if read == 0 {
+                break;
             }
+            self.len_bytes += read;
         }
         self.reaches_end = self.len_bytes < BUFFER_BYTES;
         Ok(())
