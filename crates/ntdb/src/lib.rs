@@ -10,6 +10,8 @@ mod options;
 mod page;
 #[allow(dead_code)]
 mod storage;
+#[allow(dead_code)]
+mod sync;
 mod types;
 
 pub use db::{CheckReport, Cursor, Db, Iter, KeyLock, Stat};
