@@ -293,10 +293,11 @@ impl LogFile {
             return Ok(());
         }
         let step = len.clamp(GROW_BYTES_MIN, GROW_BYTES_MAX);
-        let target = end.max(len + step).next_multiple_of(GROW_BYTES_MIN).min(file_size_limit());
-        if target < end {
+        let limit = file_size_limit();
+        if end > limit {
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
+        let target = end.max(len + step).next_multiple_of(GROW_BYTES_MIN).min(limit);
         let appended = self.append_zeros(len, target);
         crash_point("log.grown");
         // A full disk may have taken only a part of the step, and that part may be enough.
@@ -373,4 +374,257 @@ fn file_size_limit() -> u64 {
     let result = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
     let limited = result == 0 && limit.rlim_cur != libc::RLIM_INFINITY;
     if limited { limit.rlim_cur } else { i64::MAX as u64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::testing::{assert_exit_ok, in_child};
+    use std::path::PathBuf;
+    use tempfile::TempDir;
+
+    const HEADER: LogHeader =
+        LogHeader { uuid: [3; 16], start: Lsn(500), salt: 0xABCD, previous_salt: 0x1234 };
+    const RECORDS_AT: u64 = LOG_HEADER_BYTES as u64;
+
+    fn new_log() -> (TempDir, PathBuf, LogFile) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("db-log0");
+        let log = LogFile::create(&path, 0o640, HEADER).unwrap();
+        (dir, path, log)
+    }
+
+    fn contents(path: &Path) -> Vec<u8> {
+        std::fs::read(path).unwrap()
+    }
+
+    fn is_zero(bytes: &[u8]) -> bool {
+        bytes.iter().all(|&byte| byte == 0)
+    }
+
+    #[test]
+    fn a_header_comes_back_and_every_flipped_bit_of_it_is_noticed() {
+        let block = HEADER.encode();
+        assert_eq!(LogHeader::decode(&block), Ok(HEADER));
+        for bit in 0..128 * 8 {
+            let mut damaged = block;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let expected =
+                if bit < 64 { LogHeaderProblem::NotALog } else { LogHeaderProblem::BadChecksum };
+            assert_eq!(LogHeader::decode(&damaged), Err(expected), "bit {bit}");
+        }
+    }
+
+    /// The format, byte for byte: a change of this test is a change of the format.
+    #[test]
+    fn bytes_of_a_header_are_what_the_format_says() {
+        let block = HEADER.encode();
+        let mut expected = b"NTDBLOG\0\x01\0\0\0\0\0\0\0".to_vec();
+        expected.extend([3; 16]);
+        expected.extend([500u64.to_le_bytes(), 0xABCDu64.to_le_bytes()].concat());
+        expected.extend(0x1234u64.to_le_bytes());
+        expected.resize(124, 0);
+        expected.extend(crc32c::crc32c(&expected).to_le_bytes());
+        expected.resize(4096, 0);
+        assert_eq!(block[..], expected[..]);
+    }
+
+    #[test]
+    fn a_later_version_is_named() {
+        let mut block = HEADER.encode();
+        le::put(&mut block, VERSION_AT, &7u32.to_le_bytes());
+        let crc = crc32c::crc32c(&block[..CRC_AT]);
+        le::put(&mut block, CRC_AT, &crc.to_le_bytes());
+        let expected = LogHeaderProblem::NewerVersion { found: 7 };
+        assert_eq!(LogHeader::decode(&block), Err(expected));
+    }
+
+    #[test]
+    fn a_new_file_is_a_header_and_zeros() {
+        let (_dir, path, log) = new_log();
+        let bytes = contents(&path);
+        assert_eq!(bytes.len() as u64, GROW_BYTES_MIN);
+        assert_eq!(bytes[..LOG_HEADER_BYTES], HEADER.encode());
+        assert!(is_zero(&bytes[LOG_HEADER_BYTES..]));
+        assert_eq!(log.allocated_bytes(), GROW_BYTES_MIN);
+        assert_eq!(LogFile::open(&path).unwrap().header(), &HEADER);
+        assert_eq!(LogFile::open_readonly(&path).unwrap().header(), &HEADER);
+    }
+
+    #[test]
+    fn an_existing_file_is_not_created_over() {
+        let (_dir, path, log) = new_log();
+        log.write_at(HEADER.start, b"precious").unwrap();
+        let before = contents(&path);
+        let other = LogHeader { salt: 1, ..HEADER };
+        let error = LogFile::create(&path, 0o600, other).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(contents(&path), before);
+    }
+
+    #[test]
+    fn what_is_no_log_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        for bytes in [&b""[..], b"NTDBLOG\0", &[0; 4096], &[b'x'; 70_000]] {
+            std::fs::write(&path, bytes).unwrap();
+            match LogFile::open(&path) {
+                Err(OpenProblem::Header(LogHeaderProblem::NotALog)) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        match LogFile::open(&dir.path().join("absent")) {
+            Err(OpenProblem::Io(error)) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn records_lie_where_the_format_says() {
+        let (_dir, path, log) = new_log();
+        log.write_at(Lsn(500), b"first").unwrap();
+        log.write_at(Lsn(505), b"second").unwrap();
+        log.sync().unwrap();
+        assert_eq!(contents(&path)[LOG_HEADER_BYTES..][..12], *b"firstsecond\0");
+        assert_eq!(log.offset_of(Lsn(505)), Some(RECORDS_AT + 5));
+        assert_eq!(log.offset_of(Lsn(499)), None);
+        let gap = HEADER.start.0 + GROW_BYTES_MIN - RECORDS_AT + 1;
+        for lsn in [0, 499, gap, 1 << 63, u64::MAX - 3700, u64::MAX - 3597, u64::MAX] {
+            let error = log.write_at(Lsn(lsn), b"xyz").unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{lsn}: {error}");
+        }
+        for end in [i64::MAX as u64 + 1, u64::MAX] {
+            let error = log.ensure_allocated(end).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EFBIG), "{end}: {error}");
+        }
+        assert_eq!(contents(&path).len() as u64, GROW_BYTES_MIN);
+    }
+
+    #[test]
+    fn grows_by_what_it_has_within_bounds() {
+        let (_dir, _path, log) = new_log();
+        let mut lengths = vec![log.len_bytes().unwrap()];
+        let target = 20 << 20;
+        while *lengths.last().unwrap() < target {
+            // One byte more than there is room for.
+            let end = Lsn(HEADER.start.0 + lengths.last().unwrap() - RECORDS_AT);
+            log.write_at(end, b"x").unwrap();
+            assert_eq!(log.allocated_bytes(), log.len_bytes().unwrap());
+            lengths.push(log.len_bytes().unwrap());
+        }
+        let kib: Vec<u64> = lengths.iter().map(|len| len >> 10).collect();
+        assert_eq!(kib, [64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384, 20480]);
+        // One write much longer than a step.
+        let end = Lsn(HEADER.start.0 + (20 << 20) - RECORDS_AT);
+        log.write_at(end, &vec![1; 9 << 20]).unwrap();
+        assert_eq!(log.len_bytes().unwrap(), 29 << 20);
+    }
+
+    #[test]
+    fn a_grower_that_wakes_up_late_wipes_nothing_out() {
+        let (_dir, path, stale) = new_log();
+        let fresh = LogFile::open(&path).unwrap();
+        let len = stale.len_bytes().unwrap();
+        // `stale` has looked at the length and sleeps; `fresh` grows the file and fills it.
+        let records = vec![0xEE; 100 << 10];
+        fresh.write_at(HEADER.start, &records).unwrap();
+        let before = contents(&path);
+        stale.append_zeros(len, len + GROW_BYTES_MIN).unwrap();
+        let after = contents(&path);
+        assert_eq!(after[..before.len()], before);
+        assert_eq!(after.len() as u64, before.len() as u64 + GROW_BYTES_MIN);
+        assert!(is_zero(&after[before.len()..]));
+        // The same where appending is not supported.
+        extend_sparsely(stale.file(), len, len + 3 * GROW_BYTES_MIN).unwrap();
+        let extended = contents(&path);
+        assert_eq!(extended[..after.len()], after);
+        assert!(is_zero(&extended[after.len()..]));
+        extend_sparsely(stale.file(), len, len + (4 << 20)).unwrap();
+        assert_eq!(contents(&path)[..after.len()], after);
+        assert_eq!(stale.len_bytes().unwrap(), len + (4 << 20));
+        // And `stale` learns of the room that others made.
+        stale.write_at(HEADER.start, &records).unwrap();
+        assert_eq!(stale.allocated_bytes(), len + (4 << 20));
+    }
+
+    #[test]
+    fn writers_of_the_same_log_at_once_lose_nothing() {
+        let (_dir, path, log) = new_log();
+        let total = 3 << 20;
+        let bytes: Vec<u8> = (0..total).map(|n: usize| (n * 31 + n / 251) as u8 | 1).collect();
+        drop(log);
+        std::thread::scope(|scope| {
+            for step in [4000, 5000, 7001, 64 << 10] {
+                let (path, bytes) = (&path, &bytes);
+                scope.spawn(move || {
+                    let log = LogFile::open(path).unwrap();
+                    let mut lsn = HEADER.start;
+                    for piece in bytes.chunks(step) {
+                        log.write_at(lsn, piece).unwrap();
+                        lsn.0 += piece.len() as u64;
+                    }
+                });
+            }
+        });
+        let found = contents(&path);
+        assert_eq!(found[..LOG_HEADER_BYTES], HEADER.encode());
+        assert!(found[LOG_HEADER_BYTES..][..total] == bytes, "a byte was lost");
+        assert!(is_zero(&found[LOG_HEADER_BYTES + total..]));
+    }
+
+    #[test]
+    fn a_reused_file_keeps_its_length_and_gets_the_new_header() {
+        let (_dir, path, log) = new_log();
+        log.write_at(HEADER.start, &vec![9; 200 << 10]).unwrap();
+        let len = log.len_bytes().unwrap();
+        let header = LogHeader { start: Lsn(900_000), salt: 77, previous_salt: 66, ..HEADER };
+        let log = log.reuse(header).unwrap();
+        assert_eq!(log.len_bytes().unwrap(), len);
+        assert_eq!(log.offset_of(Lsn(900_001)), Some(RECORDS_AT + 1));
+        assert_eq!(LogFile::open(&path).unwrap().header(), &header);
+    }
+
+    fn limit_file_size(bytes: u64) {
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: a valid limit; the process is a child that does nothing else.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+    }
+
+    #[test]
+    fn a_file_size_limit_is_an_error_and_not_a_signal() {
+        let (dir, path, log) = new_log();
+        let before = contents(&path);
+        assert_exit_ok(in_child(|| {
+            limit_file_size(100_000);
+            // Beyond the limit: nothing happens.
+            let error = log.write_at(HEADER.start, &[1; 100_000]).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EFBIG));
+            assert_eq!(contents(&path), before);
+            // Up to the limit: a shorter step than usual is taken.
+            log.write_at(HEADER.start, &[1; 90_000]).unwrap();
+            assert_eq!(log.len_bytes().unwrap(), 100_000);
+            limit_file_size(10_000);
+            let other = dir.path().join("db-log1");
+            let error = LogFile::create(&other, 0o600, HEADER).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EFBIG));
+            assert!(!other.exists());
+            0
+        }));
+    }
+
+    #[cfg(feature = "failpoints")]
+    #[test]
+    fn a_full_disk_changes_nothing_and_passes() {
+        let (_dir, path, log) = new_log();
+        let before = contents(&path);
+        assert_exit_ok(in_child(|| {
+            let plan = failpoint::Plan::parse(None, None, Some("append:log:ENOSPC")).unwrap();
+            failpoint::set_plan(plan);
+            let error = log.write_at(HEADER.start, &[1; 100_000]).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+            assert_eq!(contents(&path), before);
+            log.write_at(HEADER.start, &[1; 100_000]).unwrap();
+            0
+        }));
+    }
 }

@@ -431,3 +431,266 @@ impl<'a> Reader<'a> {
         Err(self.problem(what))
     }
 }
+
+#[cfg(test)]
+pub(super) mod testing {
+    //! Operations that own their bytes, and how to make any.
+
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The parts of an operation; which of them count depends on the kind.
+    #[derive(Clone, Debug)]
+    pub struct OwnedOp {
+        pub kind: u8,
+        pub key: Vec<u8>,
+        pub bytes: Vec<u8>,
+        pub numbers: [u64; 3],
+        pub crc: u32,
+    }
+
+    impl OwnedOp {
+        pub fn op(&self) -> Op<'_> {
+            let (key, bytes, crc) = (&self.key[..], &self.bytes[..], self.crc);
+            let [length_before, len, first] = self.numbers;
+            let first = Lsn(first);
+            match self.kind {
+                KIND_PUT => Op::Put { key, value: bytes },
+                KIND_DELETE => Op::Delete { key },
+                KIND_APPEND => Op::Append { key, length_before, bytes },
+                KIND_CLEAR => Op::Clear,
+                KIND_CHUNK => Op::Chunk { first, total: len, bytes },
+                KIND_PUT_CHUNKED => Op::PutChunked { key, len, first, crc },
+                KIND_APPEND_CHUNKED => Op::AppendChunked { key, length_before, len, first, crc },
+                kind => panic!("no kind {kind}"),
+            }
+        }
+    }
+
+    /// Any operation that fits a record.
+    pub fn any_op() -> impl Strategy<Value = OwnedOp> {
+        let bytes = || {
+            let short = prop::collection::vec(any::<u8>(), 0..40);
+            let long = prop::collection::vec(any::<u8>(), 100..5000);
+            prop_oneof![4 => short, 1 => long]
+        };
+        // Every length of varint alike.
+        let number = || (any::<u64>(), 0..64u32).prop_map(|(n, shift)| n >> shift);
+        let numbers = [number(), number(), number()];
+        (KIND_PUT..=KIND_APPEND_CHUNKED, bytes(), bytes(), numbers, any::<u32>())
+            .prop_map(|(kind, key, bytes, numbers, crc)| OwnedOp { kind, key, bytes, numbers, crc })
+    }
+
+    /// The sealed record.
+    pub fn sealed(op: &Op<'_>, salt: u64, lsn: Lsn) -> Vec<u8> {
+        let mut record = vec![0xAA; encoded_len(op)];
+        let crc = encode(op, &mut record);
+        set_check(&mut record, seal(salt, lsn, encoded_len(op) as u32, crc));
+        record
+    }
+
+    /// A record with any body, sealed as it should be.
+    pub fn sealed_body(body: &[u8], salt: u64, lsn: Lsn) -> Vec<u8> {
+        let len = (RECORD_HEADER_BYTES + body.len()) as u32;
+        let mut record = len.to_le_bytes().to_vec();
+        record.extend(seal(salt, lsn, len, body_crc(body)).to_le_bytes());
+        record.extend(body);
+        record
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::*;
+    use super::*;
+    use proptest::prelude::*;
+
+    const SALT: u64 = 0x0123_4567_89AB_CDEF;
+    const LSN: Lsn = Lsn(4711);
+
+    fn samples() -> Vec<Op<'static>> {
+        let (key, bytes) = (&b"the key"[..], &b"some bytes"[..]);
+        let first = Lsn(1 << 40);
+        vec![
+            Op::Put { key, value: bytes },
+            Op::Put { key: b"", value: b"" },
+            Op::Put { key: &[1; 200], value: &[2; 300] },
+            Op::Delete { key },
+            Op::Delete { key: b"" },
+            Op::Append { key, length_before: 70_000, bytes },
+            Op::Clear,
+            Op::Chunk { first, total: u64::MAX, bytes },
+            Op::PutChunked { key, len: 1 << 63, first, crc: 0xDEAD_BEEF },
+            Op::AppendChunked { key, length_before: 127, len: 128, first, crc: 0 },
+        ]
+    }
+
+    /// The format, byte for byte: a change of this test is a change of the format.
+    #[test]
+    fn bytes_of_a_record_are_what_the_format_says() {
+        let record = sealed(&Op::Put { key: b"ab", value: b"xyz" }, SALT, LSN);
+        assert_eq!(record[..4], 15u32.to_le_bytes());
+        assert_eq!(record[8..], *b"\x01\x02abxyz");
+        let mut x = u128::from(SALT)
+            ^ (4711 * 0x9E37_79B9_7F4A_7C15u128) % (1 << 64)
+            ^ (15 * 0xC2B2_AE3D_27D4_EB4Fu128) % (1 << 64);
+        for _ in 0..2 {
+            x = ((x ^ (x >> 32)) * 0xD6E8_FEB8_6659_FD93) % (1 << 64);
+        }
+        x ^= x >> 32;
+        let check = crc32c::crc32c(b"\x01\x02abxyz") ^ (x % (1 << 32)) as u32;
+        assert_eq!(record[4..8], check.to_le_bytes());
+
+        let chunked =
+            Op::AppendChunked { key: b"k", length_before: 300, len: 5, first: Lsn(6), crc: 7 };
+        let record = sealed(&chunked, SALT, LSN);
+        assert_eq!(record[8..], *b"\x07\x06\0\0\0\0\0\0\0\x07\0\0\0\xAC\x02\x05k");
+        let append = Op::Append { key: b"k", length_before: 300, bytes: b"yz" };
+        assert_eq!(sealed(&append, SALT, LSN)[8..], *b"\x03\x01\xAC\x02kyz");
+        let chunk = Op::Chunk { first: Lsn(6), total: 300, bytes: b"yz" };
+        assert_eq!(sealed(&chunk, SALT, LSN)[8..], *b"\x05\x06\0\0\0\0\0\0\0\xAC\x02yz");
+        let put = Op::PutChunked { key: b"k", len: 5, first: Lsn(6), crc: 7 };
+        assert_eq!(sealed(&put, SALT, LSN)[8..], *b"\x06\x06\0\0\0\0\0\0\0\x07\0\0\0\x05k");
+        assert_eq!(sealed(&Op::Delete { key: b"k" }, SALT, LSN)[8..], *b"\x02k");
+        assert_eq!(sealed(&Op::Clear, SALT, LSN)[8..], *b"\x04");
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        for op in samples() {
+            let record = sealed(&op, SALT, LSN);
+            for bit in 0..record.len() * 8 {
+                let mut damaged = record.clone();
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                // Room behind it, so that a longer length is not refused for that alone.
+                damaged.resize(MAX_RECORD_BYTES as usize, 0);
+                assert_eq!(decode(SALT, LSN, &damaged), Ok(Decoded::End), "{op:?}, bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_record_is_the_end() {
+        for op in samples() {
+            let record = sealed(&op, SALT, LSN);
+            for len in 0..record.len() {
+                assert_eq!(decode(SALT, LSN, &record[..len]), Ok(Decoded::End));
+                let mut torn = record[..len].to_vec();
+                torn.resize(record.len(), 0);
+                // A tear that lost only zeros lost nothing.
+                if torn != record {
+                    assert_eq!(decode(SALT, LSN, &torn), Ok(Decoded::End), "{op:?} at {len}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_record_is_the_longest() {
+        let value = vec![7; MAX_RECORD_BYTES as usize];
+        let fits = &value[..MAX_RECORD_BYTES as usize - MIN_RECORD_BYTES - 1];
+        let op = Op::Put { key: b"", value: fits };
+        assert_eq!(encoded_len(&op) as u64, MAX_RECORD_BYTES);
+        let record = sealed(&op, SALT, LSN);
+        let len = record.len() as u32;
+        assert_eq!(decode(SALT, LSN, &record), Ok(Decoded::Record { op, len }));
+        let longer = sealed_body(&value, SALT, LSN);
+        assert_eq!(decode(SALT, LSN, &longer), Ok(Decoded::End));
+        assert_eq!(plausible_len(&longer), None);
+        assert_eq!(plausible_len(&record), Some(record.len()));
+    }
+
+    #[test]
+    fn what_a_later_version_wrote_is_no_torn_tail() {
+        for kind in (0..=255).filter(|&kind| !known_kind(kind)) {
+            let record = sealed_body(&[kind, 1, 2, 3], SALT, LSN);
+            assert_eq!(decode(SALT, LSN, &record), Err(RecordProblem::UnknownKind(kind)));
+        }
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_named() {
+        let overlong = [KIND_PUT, 0x80, 0x00];
+        let overflow = *b"\x01\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x02";
+        let endless = *b"\x01\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01";
+        let cases: [(&[u8], &str); 9] = [
+            (&[KIND_PUT], "key length"),
+            (&[KIND_PUT, 5, b'a'], "key"),
+            (b"\x01\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", "key"),
+            (&overlong, "key length"),
+            (&overflow, "key length"),
+            (&endless, "key length"),
+            (&[KIND_CLEAR, 0], "end"),
+            (&[KIND_CHUNK, 1, 2, 3], "first chunk"),
+            (&[KIND_APPEND, 0], "length before"),
+        ];
+        for (body, what) in cases {
+            let record = sealed_body(body, SALT, LSN);
+            let expected = RecordProblem::Malformed { kind: body[0], what };
+            assert_eq!(decode(SALT, LSN, &record), Err(expected), "{body:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn comes_back_as_it_was(owned in any_op(), salt: u64, lsn: u64, tail: [u8; 16]) {
+            let op = owned.op();
+            let mut bytes = sealed(&op, salt, Lsn(lsn));
+            let len = bytes.len() as u32;
+            prop_assert_eq!(len as usize, encoded_len(&op));
+            bytes.extend(tail);
+            prop_assert_eq!(decode(salt, Lsn(lsn), &bytes), Ok(Decoded::Record { op, len }));
+            prop_assert_eq!(plausible_len(&bytes), Some(len as usize));
+        }
+
+        #[test]
+        fn belongs_to_its_salt_and_place_alone(
+            owned in any_op(), salt: u64, lsn: u64, by in 1..u64::MAX, near in 1..100_000u64,
+        ) {
+            let bytes = sealed(&owned.op(), salt, Lsn(lsn));
+            for (salt, lsn) in [
+                (salt ^ by, lsn),
+                (salt, lsn ^ by),
+                (salt, lsn.wrapping_add(near)),
+                (salt, lsn.wrapping_sub(near)),
+                (salt ^ by, lsn ^ by),
+            ] {
+                prop_assert_eq!(decode(salt, Lsn(lsn), &bytes), Ok(Decoded::End));
+            }
+        }
+
+        #[test]
+        fn damage_of_any_kind_is_noticed(
+            owned in any_op(), salt: u64, lsn: u64, at: prop::sample::Index, noise in prop::collection::vec(any::<u8>(), 1..64),
+        ) {
+            let bytes = sealed(&owned.op(), salt, Lsn(lsn));
+            let mut damaged = bytes.clone();
+            let at = at.index(bytes.len());
+            for (place, noise) in damaged[at..].iter_mut().zip(noise) {
+                *place = noise;
+            }
+            if damaged != bytes {
+                prop_assert_eq!(decode(salt, Lsn(lsn), &damaged), Ok(Decoded::End));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..300), salt: u64) {
+            prop_assert_eq!(decode(salt, LSN, &bytes), Ok(Decoded::End));
+        }
+
+        #[test]
+        fn any_sealed_body_is_survived(kind in 0..10u8, rest in prop::collection::vec(any::<u8>(), 0..64)) {
+            let mut body = vec![kind];
+            body.extend(rest);
+            let record = sealed_body(&body, SALT, LSN);
+            // Whatever is understood has that one encoding.
+            if let Ok(decoded) = decode(SALT, LSN, &record) {
+                let Decoded::Record { op, .. } = decoded else {
+                    return Err(TestCaseError::fail("a sealed record is there"));
+                };
+                prop_assert_eq!(sealed(&op, SALT, LSN), record);
+            }
+        }
+    }
+}

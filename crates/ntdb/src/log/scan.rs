@@ -24,9 +24,11 @@ const BUFFER_BYTES: usize = 1 << 20;
 // After a refill the buffer holds a whole record, if the file does.
 const _: () = assert!(BUFFER_BYTES >= 2 * MAX_RECORD_BYTES as usize);
 
-/// How many bytes of checksums [`Scanner::resync_after_end`] computes for each byte of its window.
-/// Random bytes cost far less than one; the bound is for bytes that were made to be expensive.
+/// How many bytes [`Scanner::resync_after_end`] checksums at most for each byte of its window, beyond
+/// those of the first few candidates. Random bytes need less than one; the bound is for bytes that
+/// were made to be expensive.
 const RESYNC_WORK_PER_BYTE: u64 = 64;
+const RESYNC_WORK_BYTES_MIN: u64 = 128 * MAX_RECORD_BYTES;
 
 /// A record of the log, as the scanner yields it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,7 +115,8 @@ impl<'f> Scanner<'f> {
     /// The work is bounded even for bytes that were made to be expensive to test; when the bound is
     /// reached, the answer is `None`.
     pub fn resync_after_end(&mut self, window_bytes: u64) -> io::Result<Option<Lsn>> {
-        let mut work_bytes = window_bytes.saturating_mul(RESYNC_WORK_PER_BYTE);
+        let mut work_bytes =
+            window_bytes.saturating_mul(RESYNC_WORK_PER_BYTE).saturating_add(RESYNC_WORK_BYTES_MIN);
         let last = self.position.0.saturating_add(window_bytes);
         let mut lsn = self.position;
         while lsn.0 < last {
@@ -185,5 +188,219 @@ impl Window {
         }
         self.reaches_end = self.len_bytes < BUFFER_BYTES;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file::{LOG_HEADER_BYTES, LogHeader};
+    use super::super::record::testing::{any_op, sealed, sealed_body};
+    use super::*;
+    use proptest::prelude::*;
+    use proptest::test_runner::Config;
+
+    const START: Lsn = Lsn(1_000_000);
+    const HEADER: LogHeader =
+        LogHeader { uuid: [9; 16], start: START, salt: 0xFEED, previous_salt: 0 };
+
+    struct Fixture {
+        log: LogFile,
+        end: Lsn,
+        _dir: tempfile::TempDir,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            Self::with(HEADER)
+        }
+
+        fn with(header: LogHeader) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let log = LogFile::create(&dir.path().join("log0"), 0o600, header).unwrap();
+            Fixture { log, end: header.start, _dir: dir }
+        }
+
+        fn append(&mut self, op: &Op<'_>) -> Lsn {
+            let lsn = self.end;
+            let bytes = sealed(op, self.log.header().salt, lsn);
+            self.append_bytes(&bytes);
+            lsn
+        }
+
+        fn append_bytes(&mut self, bytes: &[u8]) {
+            self.log.write_at(self.end, bytes).unwrap();
+            self.end.0 += bytes.len() as u64;
+        }
+
+        fn damage(&self, lsn: Lsn) {
+            let mut byte = [0];
+            let offset = self.log.offset_of(lsn).unwrap();
+            self.log.file().read_exact_at(&mut byte, offset).unwrap();
+            self.log.file().write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
+        }
+    }
+
+    fn count(scanner: &mut Scanner<'_>) -> usize {
+        let mut count = 0;
+        while scanner.next().unwrap().is_some() {
+            count += 1;
+        }
+        count
+    }
+
+    proptest! {
+        #![proptest_config(Config::with_cases(64))]
+
+        #[test]
+        fn what_was_appended_is_read_in_order(owned in prop::collection::vec(any_op(), 0..200)) {
+            let mut fixture = Fixture::new();
+            let lsns: Vec<Lsn> = owned.iter().map(|owned| fixture.append(&owned.op())).collect();
+            let mut scanner = Scanner::new(&fixture.log, START);
+            for (owned, &lsn) in owned.iter().zip(&lsns) {
+                prop_assert_eq!(scanner.end(), lsn);
+                let scanned = scanner.next().unwrap().unwrap();
+                prop_assert_eq!((scanned.lsn, scanned.op), (lsn, owned.op()));
+                prop_assert_eq!(scanned.next, scanner.end());
+            }
+            prop_assert_eq!(scanner.next().unwrap(), None);
+            prop_assert_eq!(scanner.end(), fixture.end);
+            prop_assert_eq!(scanner.resync_after_end(1 << 20).unwrap(), None);
+            // From every record on, as well as from the first.
+            for (before, &lsn) in lsns.iter().enumerate() {
+                prop_assert_eq!(count(&mut Scanner::new(&fixture.log, lsn)), lsns.len() - before);
+            }
+        }
+    }
+
+    #[test]
+    fn records_larger_than_what_is_left_in_the_buffer() {
+        let mut fixture = Fixture::new();
+        let value = vec![0x5A; MAX_RECORD_BYTES as usize];
+        for n in 0..40usize {
+            let len = (n * 7919 * 13) % (MAX_RECORD_BYTES as usize - 100);
+            fixture.append(&Op::Put { key: &n.to_le_bytes(), value: &value[..len] });
+        }
+        assert!(fixture.log.len_bytes().unwrap() > 3 * BUFFER_BYTES as u64);
+        let mut scanner = Scanner::new(&fixture.log, START);
+        for n in 0..40usize {
+            let len = (n * 7919 * 13) % (MAX_RECORD_BYTES as usize - 100);
+            let expected = Op::Put { key: &n.to_le_bytes(), value: &value[..len] };
+            assert_eq!(scanner.next().unwrap().unwrap().op, expected);
+            assert!(scanner.window.buffer.len() <= BUFFER_BYTES);
+        }
+        assert_eq!(scanner.next().unwrap(), None);
+        assert_eq!(scanner.end(), fixture.end);
+    }
+
+    #[test]
+    fn ends_where_damage_begins_and_says_what_lies_beyond() {
+        let mut fixture = Fixture::new();
+        let lsns: Vec<Lsn> = (0..300u32)
+            .map(|n| fixture.append(&Op::Put { key: &n.to_le_bytes(), value: &[1; 50] }))
+            .collect();
+        fixture.damage(Lsn(lsns[100].0 + 20));
+        let mut scanner = Scanner::new(&fixture.log, START);
+        assert_eq!(count(&mut scanner), 100);
+        assert_eq!(scanner.end(), lsns[100]);
+        assert_eq!(scanner.resync_after_end(1 << 20).unwrap(), Some(lsns[101]));
+        // Asking did not move it, and the window is kept to.
+        assert_eq!(scanner.end(), lsns[100]);
+        let distance = lsns[101].0 - lsns[100].0;
+        assert_eq!(scanner.resync_after_end(distance - 1).unwrap(), None);
+        assert_eq!(scanner.resync_after_end(distance).unwrap(), Some(lsns[101]));
+    }
+
+    #[test]
+    fn finds_a_record_far_beyond_the_buffer() {
+        let mut fixture = Fixture::new();
+        fixture.append(&Op::Clear);
+        let end = fixture.end;
+        fixture.append_bytes(&vec![0xFF; 2 * BUFFER_BYTES + 17]);
+        let far = fixture.append(&Op::Clear);
+        let mut scanner = Scanner::new(&fixture.log, START);
+        assert_eq!(count(&mut scanner), 1);
+        assert_eq!(scanner.end(), end);
+        assert_eq!(scanner.resync_after_end(3 << 20).unwrap(), Some(far));
+        assert_eq!(scanner.resync_after_end(1 << 20).unwrap(), None);
+    }
+
+    #[test]
+    fn looks_again_at_the_end() {
+        let mut fixture = Fixture::new();
+        fixture.append(&Op::Clear);
+        let dir_log = LogFile::open(fixture.log.file().path()).unwrap();
+        let mut scanner = Scanner::new(&dir_log, START);
+        assert_eq!(count(&mut scanner), 1);
+        fixture.append(&Op::Delete { key: b"later" });
+        assert_eq!(scanner.next().unwrap().unwrap().op, Op::Delete { key: b"later" });
+        assert_eq!(scanner.next().unwrap(), None);
+        assert_eq!(scanner.end(), fixture.end);
+    }
+
+    #[test]
+    fn a_record_of_a_later_version_is_an_error_there() {
+        let mut fixture = Fixture::new();
+        fixture.append(&Op::Clear);
+        let lsn = fixture.end;
+        fixture.append_bytes(&sealed_body(&[200, 1, 2], HEADER.salt, lsn));
+        let mut scanner = Scanner::new(&fixture.log, START);
+        assert!(scanner.next().unwrap().is_some());
+        for _ in 0..2 {
+            match scanner.next() {
+                Err(ScanProblem::Record { lsn: at, problem: RecordProblem::UnknownKind(200) }) => {
+                    assert_eq!(at, lsn);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_of_a_reused_file_is_read() {
+        let mut fixture = Fixture::new();
+        for n in 0..1000u32 {
+            fixture.append(&Op::Delete { key: &n.to_le_bytes() });
+        }
+        // The same start even, so that the salt alone tells old from new.
+        let log = fixture.log.reuse(LogHeader { salt: 0xBEEF, ..HEADER }).unwrap();
+        let mut scanner = Scanner::new(&log, START);
+        assert_eq!(count(&mut scanner), 0);
+        assert_eq!(scanner.resync_after_end(1 << 20).unwrap(), None);
+    }
+
+    #[test]
+    fn places_outside_the_file_are_the_end() {
+        let mut fixture = Fixture::new();
+        fixture.append(&Op::Clear);
+        for lsn in [0, START.0 - 2, START.0 + (1 << 30), u64::MAX - 5000, u64::MAX] {
+            let mut scanner = Scanner::new(&fixture.log, Lsn(lsn));
+            assert_eq!(scanner.next().unwrap(), None);
+            assert_eq!(scanner.end(), Lsn(lsn));
+            assert_eq!(scanner.resync_after_end(u64::MAX).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn a_made_up_start_does_not_overflow() {
+        let start = Lsn(u64::MAX - 20);
+        let fixture = Fixture::with(LogHeader { start, ..HEADER });
+        let record = sealed(&Op::Delete { key: &[1; 40] }, HEADER.salt, start);
+        fixture.log.file().write_all_at(&record, LOG_HEADER_BYTES as u64).unwrap();
+        let mut scanner = Scanner::new(&fixture.log, start);
+        assert_eq!(scanner.next().unwrap(), None);
+        assert_eq!(scanner.resync_after_end(u64::MAX).unwrap(), None);
+    }
+
+    #[test]
+    fn bytes_made_to_be_expensive_do_not_keep_it_busy() {
+        let mut fixture = Fixture::new();
+        // Every eighth byte begins what could be a record of 200 KiB.
+        let claim = [0, 32, 3, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+        fixture.append_bytes(&claim.repeat((4 << 20) / claim.len()));
+        let mut scanner = Scanner::new(&fixture.log, START);
+        let begin = std::time::Instant::now();
+        assert_eq!(scanner.resync_after_end(4 << 20).unwrap(), None);
+        // Unbounded, it would checksum 50 GiB: well over ten seconds at any speed.
+        assert!(begin.elapsed() < std::time::Duration::from_secs(5), "{:?}", begin.elapsed());
     }
 }
