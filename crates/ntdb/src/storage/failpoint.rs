@@ -14,7 +14,9 @@
 //!
 //! Several faults are separated by commas; an errno is a number or `EIO`, `ENOSPC`, `EDQUOT`,
 //! `EFBIG`, `ENOMEM`, `EROFS`. Crash points are named with dots (`note.armed`), faults with a
-//! colon before the kind of file (`fdatasync:data`).
+//! colon before the kind of file (`fdatasync:data`): `open`, `create`, `read`, `write`, `allocate`,
+//! `fallocate` (each step of an allocation), `truncate`, `fdatasync`, `fsync`, `unlink`, `rename`;
+//! the kinds are `data`, `log`, `shm`, `dir`.
 //!
 //! Nothing here locks: a child forked while another thread passes a crash point must be able to
 //! pass one too. Plans, recorders and names live for ever once made (tests make few).
@@ -108,7 +110,6 @@ mod on {
     use super::Event;
     use std::io;
     use std::ptr;
-    use std::sync::Once;
     use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
     /// What happens at the crash point of a plan.
@@ -294,28 +295,40 @@ mod on {
     static FAULT_POINTS: Table = Table::new();
     static PLAN: AtomicPtr<Plan> = AtomicPtr::new(ptr::null_mut());
     static COUNTING: AtomicBool = AtomicBool::new(false);
-    static ENVIRONMENT: Once = Once::new();
+    static ENVIRONMENT_READ: AtomicBool = AtomicBool::new(false);
 
     type Recorder = Box<dyn Fn(Event<'_>) + Send + Sync>;
     static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(ptr::null_mut());
 
-    /// Reads the environment at the first use of anything here.
+    /// The plan in force; the environment is read at the first use.
     fn plan() -> Option<&'static Plan> {
-        ENVIRONMENT.call_once(|| {
-            let get = |name| std::env::var(name).ok();
-            let (crash, stop, fault) = (get("NTDB_CRASH"), get("NTDB_STOP"), get("NTDB_FAULT"));
-            if crash.is_some() || stop.is_some() || fault.is_some() {
-                let plan = Plan::parse(crash.as_deref(), stop.as_deref(), fault.as_deref())
-                    .unwrap_or_else(|part| {
-                        // A plan that is misread would let a test pass that tested nothing.
-                        eprintln!("ntdb failpoints: cannot understand {part:?}");
-                        std::process::abort()
-                    });
-                PLAN.store(Box::into_raw(Box::new(plan)), Ordering::Release);
-            }
-        });
+        if !ENVIRONMENT_READ.load(Ordering::Acquire) {
+            read_environment();
+        }
         // SAFETY: plans are leaked boxes, never freed.
         unsafe { PLAN.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Several threads may do this at once: one's plan is taken, and all are equal.
+    #[cold]
+    fn read_environment() {
+        let get = |name| std::env::var(name).ok();
+        let (crash, stop, fault) = (get("NTDB_CRASH"), get("NTDB_STOP"), get("NTDB_FAULT"));
+        if crash.is_some() || stop.is_some() || fault.is_some() {
+            let plan = Plan::parse(crash.as_deref(), stop.as_deref(), fault.as_deref())
+                .unwrap_or_else(|part| {
+                    // A plan that is misread would let a test pass that tested nothing.
+                    eprintln!("ntdb failpoints: cannot understand {part:?}");
+                    std::process::abort()
+                });
+            let _ = PLAN.compare_exchange(
+                ptr::null_mut(),
+                Box::into_raw(Box::new(plan)),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+        }
+        ENVIRONMENT_READ.store(true, Ordering::Release);
     }
 
     /// Replaces the plan (the environment's, too) and counts passages from zero again.

@@ -146,3 +146,68 @@ fn parse_start_time(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_file_systems_are_known_by_name() {
+        assert_eq!(classify(0x6969), Suitability::Unsuitable("NFS"));
+        assert_eq!(classify(0xfe53_4d42), Suitability::Unsuitable("SMB2"));
+        assert_eq!(classify(0x0102_1997), Suitability::Unsuitable("9p"));
+        // ext4, tmpfs, overlay, FUSE
+        for local in [0xef53, 0x0102_1994, 0x794c_7630, 0x6573_5546] {
+            assert_eq!(classify(local), Suitability::Suitable, "{local:#x}");
+        }
+    }
+
+    #[test]
+    fn a_local_directory_is_suitable_and_writable() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(suitability(dir.path()).unwrap(), Suitability::Suitable);
+        assert!(!is_read_only(dir.path()).unwrap());
+        let missing = dir.path().join("missing");
+        assert_eq!(suitability(&missing).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(is_read_only(&missing).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn boots_have_an_id() {
+        let id = boot_id().unwrap();
+        assert_eq!(id, boot_id().unwrap());
+        assert_ne!(id, [0; 16]);
+    }
+
+    #[test]
+    fn ids_are_read_from_text() {
+        let id = parse_uuid("00112233-4455-6677-8899-aabbccddeeff").unwrap();
+        assert_eq!(id[..3], [0x00, 0x11, 0x22]);
+        assert_eq!(id[15], 0xff);
+        for wrong in ["", "0011", "00112233-4455-6677-8899-aabbccddeefg", &"0".repeat(33)] {
+            assert_eq!(parse_uuid(wrong), None, "{wrong}");
+        }
+        assert_eq!(parse_btime("cpu 1 2\nintr 3\nbtime 1700000000\nx 1\n"), Some(1_700_000_000));
+        assert_eq!(parse_btime("cpu 1 2\n"), None);
+    }
+
+    #[test]
+    fn random_numbers_differ() {
+        assert_ne!(random_u64().unwrap(), random_u64().unwrap());
+        let mut bytes = [0; 1000];
+        random_bytes(&mut bytes).unwrap();
+        // The last bytes are filled, too: all 100 zero has a chance of 2^-800.
+        assert!(bytes[900..].iter().any(|&byte| byte != 0));
+    }
+
+    #[test]
+    fn start_times_are_found_behind_any_name() {
+        let fields: String = (3..=52).map(|field| format!(" {field}")).collect();
+        for name in ["sh", "a b", "x) S 1 2 3 (y", ")"] {
+            assert_eq!(parse_start_time(&format!("42 ({name}){fields}")), Some(22), "{name}");
+        }
+        assert_eq!(parse_start_time("42 (sh) S 1"), None);
+        assert_ne!(process_start_time(), 0);
+        assert_eq!(process_start_time(), process_start_time());
+    }
+}

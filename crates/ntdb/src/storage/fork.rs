@@ -105,7 +105,23 @@ fn clear_by_fork_handler() -> *mut AtomicU64 {
     (&raw const CLEARED_BY_HANDLER).cast_mut()
 }
 
-type Handler = extern "C" fn();
+/// A fork handler of the C library.
+pub type Handler = extern "C" fn();
+
+/// Has `prepare` called in the parent before every fork, and `parent` and `child` after it, each in
+/// the process it is named after, all on the forking thread; of several registrations the last one
+/// is prepared first and released last. A fork already under way in another thread calls none of
+/// them.
+///
+/// Registrations last for ever: call this once per purpose. `child` may do only what is allowed
+/// after a fork of a process with several threads: in essence, store, release what `prepare` took,
+/// and close descriptors.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn register_hooks(prepare: Handler, parent: Handler, child: Handler) -> io::Result<()> {
+    at_fork(Some(prepare), Some(parent), Some(child))
+}
 
 fn at_fork(
     prepare: Option<Handler>,
@@ -114,61 +130,145 @@ fn at_fork(
 ) -> io::Result<()> {
     let widen =
         |handler: Option<Handler>| handler.map(|handler| handler as unsafe extern "C" fn());
-    // SAFETY: the handlers are functions of this crate that live for ever.
+    // SAFETY: safe functions that live for ever.
     match unsafe { libc::pthread_atfork(widen(prepare), widen(parent), widen(child)) } {
         0 => Ok(()),
         errno => Err(io::Error::from_raw_os_error(errno)),
     }
 }
 
-struct Hooks {
-    prepare: fn(),
-    parent: fn(),
-    child: fn(),
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::testing::{assert_exit_ok, in_child};
+    use std::sync::{Mutex, MutexGuard};
 
-/// The hooks in force; fork handlers may not lock, so this is a list of one.
-static HOOKS: AtomicPtr<Hooks> = AtomicPtr::new(ptr::null_mut());
-
-fn hooks() -> Option<&'static Hooks> {
-    // SAFETY: hooks are leaked boxes, never freed.
-    unsafe { HOOKS.load(Ordering::Acquire).as_ref() }
-}
-
-extern "C" fn run_prepare() {
-    if let Some(hooks) = hooks() {
-        (hooks.prepare)();
+    #[test]
+    fn stays_the_same_in_all_threads_of_a_process() {
+        let here = generation();
+        assert_ne!(here, 0);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(generation)).collect();
+            for thread in threads {
+                assert_eq!(thread.join().unwrap(), here);
+            }
+        });
+        assert_eq!(generation(), here);
     }
-}
 
-extern "C" fn run_parent() {
-    if let Some(hooks) = hooks() {
-        (hooks.parent)();
+    #[test]
+    fn grows_from_parent_to_child_to_grandchild() {
+        let parent = generation();
+        assert_exit_ok(in_child(|| {
+            let child = generation();
+            assert!(child > parent, "{child} > {parent}");
+            assert_eq!(generation(), child);
+            assert_exit_ok(in_child(|| {
+                assert!(generation() > child);
+                0
+            }));
+            assert_eq!(generation(), child);
+            0
+        }));
+        assert_eq!(generation(), parent);
     }
-}
 
-extern "C" fn run_child() {
-    if let Some(hooks) = hooks() {
-        (hooks.child)();
+    #[test]
+    fn threads_of_a_new_child_agree() {
+        generation();
+        assert_exit_ok(in_child(|| {
+            let barrier = std::sync::Barrier::new(4);
+            let seen: Vec<u64> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            barrier.wait();
+                            generation()
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert!(seen.iter().all(|&value| value == seen[0]), "{seen:?}");
+            0
+        }));
     }
-}
 
-/// Has `prepare` called in the parent before every fork, and `parent` and `child` after it, each in
-/// the process it is named after, all on the forking thread.
-///
-/// There is one set of hooks in a process: the first call counts and returns true; later ones
-/// change nothing. `child` may do only what is allowed after a fork of a process with several
-/// threads (in essence: store, and close descriptors).
-///
-/// # Errors
-/// `ENOMEM`.
-pub fn register_hooks(prepare: fn(), parent: fn(), child: fn()) -> io::Result<bool> {
-    let fresh = Box::into_raw(Box::new(Hooks { prepare, parent, child }));
-    if HOOKS.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err()
-    {
-        // SAFETY: never published.
-        drop(unsafe { Box::from_raw(fresh) });
-        return Ok(false);
+    #[test]
+    fn a_child_made_by_a_naked_system_call_is_noticed() {
+        let parent = generation();
+        // SAFETY: as fork(), but without the C library's handlers; the child only loads, stores and
+        // leaves.
+        let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+        assert!(pid >= 0);
+        if pid == 0 {
+            let changed = generation() > parent;
+            // SAFETY: leaves at once.
+            unsafe { libc::_exit(i32::from(!changed)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(pid as i32, &mut status, 0) }, pid as i32);
+        assert_exit_ok(status);
     }
-    at_fork(Some(run_prepare), Some(run_parent), Some(run_child)).map(|()| true)
+
+    #[test]
+    fn the_fallback_word_is_cleared_in_children() {
+        // SAFETY: a static.
+        let word = unsafe { &*clear_by_fork_handler() };
+        word.store(5, Ordering::Relaxed);
+        assert_exit_ok(in_child(|| i32::from(word.load(Ordering::Relaxed) != 0)));
+        assert_eq!(word.load(Ordering::Relaxed), 5);
+    }
+
+    // A registry as the database's: its mutex is held across the fork.
+    static REGISTRY: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+    static HELD: AtomicPtr<MutexGuard<'static, Vec<u32>>> = AtomicPtr::new(ptr::null_mut());
+    static CHILDREN: AtomicU64 = AtomicU64::new(0);
+
+    extern "C" fn prepare() {
+        let guard = Box::new(REGISTRY.lock().unwrap());
+        HELD.store(Box::into_raw(guard), Ordering::Release);
+    }
+    extern "C" fn parent() {
+        // SAFETY: made by `prepare` on this thread.
+        drop(unsafe { Box::from_raw(HELD.load(Ordering::Acquire)) });
+    }
+    extern "C" fn child() {
+        CHILDREN.fetch_add(1, Ordering::Relaxed);
+        parent();
+    }
+
+    #[test]
+    fn a_mutex_held_by_the_hooks_is_whole_in_the_child() {
+        // In a child of its own, so that the other tests' forks don't run these hooks.
+        assert_exit_ok(in_child(|| {
+            register_hooks(prepare, parent, child).unwrap();
+            let stop = std::sync::atomic::AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        let mut registry = REGISTRY.lock().unwrap();
+                        registry.push(1);
+                        registry.push(2);
+                        if registry.len() > 100 {
+                            registry.clear();
+                        }
+                    }
+                });
+                for _ in 0..50 {
+                    let status = in_child(|| {
+                        let whole = REGISTRY.try_lock().is_ok_and(|r| r.len() % 2 == 0);
+                        i32::from(!whole || CHILDREN.load(Ordering::Relaxed) != 1)
+                    });
+                    if status != 0 {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                    assert_exit_ok(status);
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+            i32::from(CHILDREN.load(Ordering::Relaxed) != 0)
+        }));
+    }
 }

@@ -72,3 +72,125 @@ fn monotonic_after(timeout: Duration) -> Option<libc::timespec> {
         tv_nsec: i64::from(total.subsec_nanos()),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::testing::{assert_exit_ok, in_child};
+    use std::sync::atomic::Ordering;
+    use std::time::Instant;
+
+    #[test]
+    fn another_value_ends_the_wait_at_once() {
+        let word = AtomicU32::new(1);
+        assert_eq!(wait(&word, 0, None), Wake::Changed);
+    }
+
+    #[test]
+    fn time_runs_out() {
+        let word = AtomicU32::new(1);
+        let start = Instant::now();
+        assert_eq!(wait(&word, 1, Some(Duration::from_millis(20))), Wake::TimedOut);
+        assert!(start.elapsed() >= Duration::from_millis(20));
+        assert_eq!(wait(&word, 1, Some(Duration::ZERO)), Wake::TimedOut);
+    }
+
+    #[test]
+    fn threads_wake_each_other() {
+        let word = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                while word.load(Ordering::Acquire) == 0 {
+                    // The longest time-out there is must not overflow into a short one.
+                    assert_ne!(wait(&word, 0, Some(Duration::MAX)), Wake::TimedOut);
+                }
+            });
+            std::thread::sleep(Duration::from_millis(5));
+            word.store(1, Ordering::Release);
+            wake(&word, u32::MAX);
+            sleeper.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn wakes_as_many_as_asked_for() {
+        let word = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| wait(&word, 0, None))).collect();
+            let mut woken = 0;
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while woken < 3 && Instant::now() < deadline {
+                let count = wake(&word, 1);
+                assert!(count <= 1);
+                woken += count;
+                std::thread::yield_now();
+            }
+            // Should one have been missed, this lets it go, and the count below tells.
+            word.store(1, Ordering::Release);
+            wake(&word, u32::MAX);
+            let results: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+            assert_eq!(woken, 3);
+            assert_eq!(results, [Wake::Woken; 3]);
+        });
+        assert_eq!(wake(&word, 1), 0);
+    }
+
+    #[test]
+    fn processes_wake_each_other() {
+        let len = crate::storage::mapping::host_page_bytes();
+        // SAFETY: a new range, unmapped below.
+        let page = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(page, libc::MAP_FAILED);
+        // SAFETY: zeroed and mapped until the end of this test.
+        let word = unsafe { AtomicU32::from_ptr(page.cast()) };
+        let waker = std::thread::spawn(move || {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while wake(word, 1) == 0 && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
+        });
+        assert_exit_ok(in_child(|| {
+            i32::from(wait(word, 0, Some(Duration::from_secs(30))) != Wake::Woken)
+        }));
+        waker.join().unwrap();
+        // SAFETY: nobody uses the word any more.
+        unsafe { libc::munmap(page, len) };
+    }
+
+    #[test]
+    fn signals_neither_end_nor_lengthen_the_wait() {
+        static SIGNALS: AtomicU32 = AtomicU32::new(0);
+        extern "C" fn handler(_: libc::c_int) {
+            SIGNALS.fetch_add(1, Ordering::Relaxed);
+        }
+        assert_exit_ok(in_child(|| {
+            // SAFETY: the handler only stores; the structures are valid for the calls.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = handler as extern "C" fn(libc::c_int) as usize;
+                assert_eq!(libc::sigaction(libc::SIGALRM, &action, ptr::null_mut()), 0);
+                let every = libc::timeval { tv_sec: 0, tv_usec: 10_000 };
+                let timer = libc::itimerval { it_interval: every, it_value: every };
+                assert_eq!(libc::syscall(libc::SYS_setitimer, libc::ITIMER_REAL, &timer, 0), 0);
+            }
+            let word = AtomicU32::new(0);
+            let start = Instant::now();
+            assert_eq!(wait(&word, 0, Some(Duration::from_millis(100))), Wake::TimedOut);
+            let took = start.elapsed();
+            assert!(took >= Duration::from_millis(100), "{took:?}");
+            // Begun anew at each signal it would never end.
+            assert!(took < Duration::from_secs(10), "{took:?}");
+            assert!(SIGNALS.load(Ordering::Relaxed) >= 2);
+            0
+        }));
+    }
+}

@@ -227,3 +227,157 @@ fn round_up_to_host_page(bytes: u64) -> io::Result<usize> {
         .filter(|&bytes| bytes <= isize::MAX as usize)
         .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::file::Kind;
+    use crate::storage::testing::{assert_exit_ok, in_child};
+
+    const MIB: u64 = 1 << 20;
+
+    fn new_file() -> (tempfile::TempDir, File) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = File::create_new(&dir.path().join("db"), Kind::Data, 0o600).unwrap();
+        (dir, file)
+    }
+
+    fn load(mapping: &Mapping, offset: u64) -> u8 {
+        assert!(offset < mapping.reserved());
+        // SAFETY: inside the mapping, and the tests keep below the end of the file.
+        unsafe { mapping.base().add(offset as usize).read_volatile() }
+    }
+
+    fn store(mapping: &Mapping, offset: u64, byte: u8) {
+        assert!(offset < mapping.reserved());
+        // SAFETY: as in `load`.
+        unsafe { mapping.base().add(offset as usize).write_volatile(byte) }
+    }
+
+    #[test]
+    fn the_file_grows_under_the_mapping() {
+        let (_dir, file) = new_file();
+        let mapping = Mapping::file(&file, 1 << 30, MIB, Access::ReadWrite).unwrap();
+        assert_eq!(mapping.reserved(), 1 << 30);
+        assert_eq!(mapping.base() as usize % host_page_bytes(), 0);
+        for megabyte in 0..4 {
+            file.allocate(megabyte * MIB, MIB).unwrap();
+            let last = (megabyte + 1) * MIB - 1;
+            store(&mapping, last, megabyte as u8 + 1);
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, last).unwrap();
+            assert_eq!(byte, [megabyte as u8 + 1]);
+        }
+        file.write_all_at(&[77], 5).unwrap();
+        assert_eq!(load(&mapping, 5), 77);
+    }
+
+    #[test]
+    fn a_private_mapping_leaves_the_file_alone() {
+        let (_dir, file) = new_file();
+        let file_bytes = 3 * MIB + 100;
+        file.write_all_at(&vec![9; file_bytes as usize], 0).unwrap();
+        let read_only = File::open_readonly(file.path(), Kind::Data).unwrap();
+        let mapping = Mapping::file(&read_only, 16 * MIB, MIB, Access::Private).unwrap();
+        assert_eq!(load(&mapping, file_bytes - 1), 9);
+        // Behind the end: the rest of its last page, then anonymous memory to the last byte.
+        for beyond in [file_bytes, file_bytes + host_page_bytes() as u64, 16 * MIB - 1] {
+            assert_eq!(load(&mapping, beyond), 0, "{beyond}");
+            store(&mapping, beyond, 1);
+            assert_eq!(load(&mapping, beyond), 1);
+        }
+        store(&mapping, 0, 1);
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 0).unwrap();
+        assert_eq!(byte, [9]);
+        assert_eq!(file.len().unwrap(), file_bytes);
+    }
+
+    #[test]
+    fn a_private_mapping_covers_a_file_longer_than_asked_for() {
+        let (_dir, file) = new_file();
+        file.truncate(4 * MIB).unwrap();
+        let mapping = Mapping::file(&file, MIB, MIB, Access::Private).unwrap();
+        assert!(mapping.reserved() >= 4 * MIB);
+        file.truncate(0).unwrap();
+        let empty = Mapping::file(&file, MIB, MIB, Access::Private).unwrap();
+        store(&empty, 0, 1);
+    }
+
+    #[test]
+    fn a_read_only_mapping_shows_what_others_write() {
+        let (_dir, file) = new_file();
+        let read_only = File::open_readonly(file.path(), Kind::Data).unwrap();
+        let mapping = Mapping::file(&read_only, MIB, MIB, Access::ReadOnly).unwrap();
+        file.write_all_at(b"x", 0).unwrap();
+        assert_eq!(load(&mapping, 0), b'x');
+        let status = in_child(|| {
+            store(&mapping, 0, 1);
+            0
+        });
+        assert!(libc::WIFSIGNALED(status));
+        assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV);
+        // Writing needs a descriptor that may.
+        let error = Mapping::file(&read_only, MIB, MIB, Access::ReadWrite).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+    }
+
+    #[test]
+    fn populating_needs_a_file_that_is_long_enough() {
+        let (_dir, file) = new_file();
+        let mapping = Mapping::file(&file, 16 * MIB, MIB, Access::ReadWrite).unwrap();
+        file.allocate(0, MIB).unwrap();
+        mapping.populate_write(0, MIB).unwrap();
+        mapping.populate_write(4097, 100).unwrap();
+        let beyond = mapping.populate_write(2 * MIB, 4096).unwrap_err();
+        assert_eq!(beyond.raw_os_error(), Some(libc::EFAULT));
+        for (offset, len) in [(16 * MIB, 1), (0, 17 * MIB), (u64::MAX, 2)] {
+            let error = mapping.populate_write(offset, len).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        }
+        mapping.expect_random_access().unwrap();
+    }
+
+    #[test]
+    fn anonymous_memory_is_zero_and_can_be_let_go() {
+        let mapping = Mapping::anonymous(1 << 36, MIB).unwrap();
+        assert_eq!(mapping.reserved(), 1 << 36);
+        store(&mapping, (1 << 36) - 1, 5);
+        let page = host_page_bytes() as u64;
+        mapping.dont_need((1 << 36) - page, page).unwrap();
+        assert_eq!(load(&mapping, (1 << 36) - 1), 0);
+    }
+
+    #[test]
+    fn more_than_there_is_gets_less() {
+        let mapping = Mapping::anonymous(1 << 62, MIB).unwrap();
+        assert!(mapping.reserved() >= 1 << 40);
+        let error = Mapping::anonymous(1 << 62, 1 << 60).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
+        let error = Mapping::anonymous(u64::MAX, u64::MAX).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
+    }
+
+    #[test]
+    fn a_limit_on_addresses_halves_the_reservation_or_is_enomem() {
+        let (_dir, file) = new_file();
+        assert_exit_ok(in_child(|| {
+            let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+            let pages: u64 = text.split(' ').next().unwrap().parse().unwrap();
+            let used = pages * host_page_bytes() as u64;
+            let limit = libc::rlimit { rlim_cur: used + 100 * MIB, rlim_max: used + 100 * MIB };
+            // SAFETY: a valid structure.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+            let mapping = Mapping::file(&file, 1 << 38, MIB, Access::ReadWrite).unwrap();
+            assert_eq!(mapping.reserved(), 64 * MIB);
+            for access in [Access::ReadOnly, Access::ReadWrite, Access::Private] {
+                let error = Mapping::file(&file, 1 << 38, 1 << 30, access).unwrap_err();
+                assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{access:?}");
+            }
+            drop(mapping);
+            // Unmapped on drop: the addresses are there again.
+            assert_eq!(Mapping::anonymous(64 * MIB, 64 * MIB).unwrap().reserved(), 64 * MIB);
+            0
+        }));
+    }
+}

@@ -34,7 +34,21 @@ pub(crate) mod testing {
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
         if pid == 0 {
-            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(101);
+            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or_else(
+                |payload| {
+                    // The harness captures what the panic printed, and the capture dies with the
+                    // child.
+                    let text = payload
+                        .downcast_ref::<String>()
+                        .map(String::as_str)
+                        .or_else(|| payload.downcast_ref::<&str>().copied())
+                        .unwrap_or("?");
+                    let text = format!("panic in the forked child: {text}\n");
+                    // SAFETY: a valid buffer of that length.
+                    unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+                    101
+                },
+            );
             // SAFETY: leaves at once, without the parent's exit handlers.
             unsafe { libc::_exit(code) };
         }

@@ -230,3 +230,214 @@ fn flock(range: ByteRange, l_type: libc::c_short) -> libc::flock {
     lock.l_len = range.len as libc::off_t;
     lock
 }
+
+#[cfg(test)]
+mod tests {
+    use super::LockKind::{Exclusive, Shared};
+    use super::*;
+    use crate::storage::testing::{assert_exit_ok, in_child};
+    use std::fs;
+
+    fn database() -> (tempfile::TempDir, std::path::PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("db");
+        fs::write(&path, b"data").unwrap();
+        (dir, path)
+    }
+
+    /// Runs a test in a forked child: a test that runs beside it may fork, and its child then holds
+    /// this process's descriptors, and locks, for a while.
+    fn alone(body: impl FnOnce()) {
+        assert_exit_ok(in_child(|| {
+            body();
+            0
+        }));
+    }
+
+    #[test]
+    fn two_descriptions_of_one_process_exclude_each_other() {
+        alone(|| {
+            let (_dir, path) = database();
+            let (a, b) =
+                (OfdFile::open(&path, false).unwrap(), OfdFile::open(&path, false).unwrap());
+            assert_eq!(a.identity(), b.identity());
+            assert!(a.try_lock(slot_byte(3), Exclusive).unwrap());
+            assert!(!b.try_lock(slot_byte(3), Exclusive).unwrap());
+            assert!(!b.try_lock(slot_byte(3), Shared).unwrap());
+            assert!(b.try_lock(slot_byte(4), Exclusive).unwrap());
+            assert!(b.is_locked_by_other(slot_byte(3), Exclusive).unwrap());
+            // Its own is granted to it.
+            assert!(!a.is_locked_by_other(slot_byte(3), Exclusive).unwrap());
+            a.unlock(slot_byte(3)).unwrap();
+            assert!(b.try_lock(slot_byte(3), Exclusive).unwrap());
+        });
+    }
+
+    #[test]
+    fn shared_locks_go_together() {
+        alone(|| {
+            let (_dir, path) = database();
+            let (a, b) = (OfdFile::open(&path, true).unwrap(), OfdFile::open(&path, true).unwrap());
+            assert!(a.try_lock(READER, Shared).unwrap());
+            assert!(b.try_lock(READER, Shared).unwrap());
+            assert!(!b.is_locked_by_other(READER, Shared).unwrap());
+            assert!(b.is_locked_by_other(READER, Exclusive).unwrap());
+            assert_eq!(
+                b.try_lock(ATTACH, Exclusive).unwrap_err().raw_os_error(),
+                Some(libc::EBADF),
+                "a read-only descriptor"
+            );
+        });
+    }
+
+    #[test]
+    fn the_first_conflict_is_named() {
+        alone(|| {
+            let (_dir, path) = database();
+            let (a, b) =
+                (OfdFile::open(&path, false).unwrap(), OfdFile::open(&path, false).unwrap());
+            let all = slot_bytes(1024);
+            assert_eq!(b.first_conflict(all).unwrap(), None);
+            a.try_lock(slot_byte(1023), Exclusive).unwrap();
+            let last = Conflict { range: slot_byte(1023), kind: Exclusive };
+            assert_eq!(b.first_conflict(all).unwrap(), Some(last));
+            a.try_lock(slot_byte(7), Shared).unwrap();
+            let seventh = Conflict { range: slot_byte(7), kind: Shared };
+            // Whichever the kernel names, both are there to be found.
+            assert!([last, seventh].contains(&b.first_conflict(all).unwrap().unwrap()));
+            assert_eq!(b.first_conflict(slot_bytes(1023)).unwrap(), Some(seventh));
+            assert_eq!(b.first_conflict(slot_bytes(7)).unwrap(), None);
+        });
+    }
+
+    #[test]
+    fn closing_other_descriptors_of_the_file_drops_nothing() {
+        alone(|| {
+            let (_dir, path) = database();
+            let a = OfdFile::open(&path, false).unwrap();
+            assert!(a.try_lock(slot_byte(0), Exclusive).unwrap());
+            drop(fs::File::open(&path).unwrap());
+            drop(OfdFile::open(&path, false).unwrap());
+            let b = OfdFile::open(&path, false).unwrap();
+            assert!(b.is_locked_by_other(slot_byte(0), Exclusive).unwrap());
+            drop(a);
+            assert!(!b.is_locked_by_other(slot_byte(0), Exclusive).unwrap());
+        });
+    }
+
+    #[test]
+    fn death_frees_the_lock() {
+        alone(|| {
+            let (_dir, path) = database();
+            let watcher = OfdFile::open(&path, false).unwrap();
+            let status = in_child(|| {
+                let own = OfdFile::open(&path, false).unwrap();
+                assert!(own.try_lock(slot_byte(9), Exclusive).unwrap());
+                assert!(watcher.is_locked_by_other(slot_byte(9), Exclusive).unwrap());
+                // SAFETY: a signal to oneself.
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                1
+            });
+            assert!(libc::WIFSIGNALED(status));
+            assert!(!watcher.is_locked_by_other(slot_byte(9), Exclusive).unwrap());
+        });
+    }
+
+    #[test]
+    fn a_child_that_closes_its_copy_does_not_keep_the_lock() {
+        alone(|| {
+            let (_dir, path) = database();
+            let watcher = OfdFile::open(&path, false).unwrap();
+            for close in [false, true] {
+                let own = OfdFile::open(&path, false).unwrap();
+                assert!(own.try_lock(slot_byte(1), Exclusive).unwrap());
+                let mut pipe = [0; 2];
+                // SAFETY: a valid place for two descriptors.
+                assert_eq!(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+                // SAFETY: the child calls only close, read, write and _exit.
+                let pid = unsafe { libc::fork() };
+                assert!(pid >= 0);
+                if pid == 0 {
+                    if close {
+                        own.close_in_child();
+                        // What remains fails cleanly, and a second close does nothing.
+                        own.close_in_child();
+                        let error = own.unlock(slot_byte(1)).unwrap_err();
+                        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+                    }
+                    // SAFETY: valid buffers; leaves at once when the parent closes its end.
+                    unsafe {
+                        libc::write(pipe[1], [0u8].as_ptr().cast(), 1);
+                        libc::pause();
+                        libc::_exit(0);
+                    }
+                }
+                let mut ready = [0u8];
+                // SAFETY: a valid buffer.
+                assert_eq!(unsafe { libc::read(pipe[0], ready.as_mut_ptr().cast(), 1) }, 1);
+                drop(own);
+                assert_eq!(
+                    watcher.is_locked_by_other(slot_byte(1), Exclusive).unwrap(),
+                    !close,
+                    "closed in the child: {close}"
+                );
+                let mut status = 0;
+                // SAFETY: ends and waits for the child made above; the descriptors are this test's.
+                unsafe {
+                    libc::kill(pid, libc::SIGKILL);
+                    assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
+                    libc::close(pipe[0]);
+                    libc::close(pipe[1]);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn waiting_ends_with_the_lock_or_with_the_time() {
+        alone(|| {
+            let (_dir, path) = database();
+            let (a, b) =
+                (OfdFile::open(&path, false).unwrap(), OfdFile::open(&path, false).unwrap());
+            assert!(a.try_lock(ATTACH, Exclusive).unwrap());
+            let start = Instant::now();
+            let soon = Some(start + Duration::from_millis(30));
+            assert!(!b.lock_wait(ATTACH, Exclusive, soon).unwrap());
+            assert!(start.elapsed() >= Duration::from_millis(30));
+            for deadline in [None, Some(Instant::now() + Duration::from_secs(60))] {
+                std::thread::scope(|scope| {
+                    let waiter = scope.spawn(|| b.lock_wait(ATTACH, Exclusive, deadline).unwrap());
+                    std::thread::sleep(Duration::from_millis(5));
+                    assert!(!waiter.is_finished());
+                    a.unlock(ATTACH).unwrap();
+                    assert!(waiter.join().unwrap());
+                });
+                b.unlock(ATTACH).unwrap();
+                assert!(a.try_lock(ATTACH, Exclusive).unwrap());
+            }
+        });
+    }
+
+    #[test]
+    fn lock_bytes_do_not_lengthen_the_file() {
+        alone(|| {
+            let (_dir, path) = database();
+            let a = OfdFile::open(&path, false).unwrap();
+            assert!(a.try_lock(slot_byte(u16::MAX), Exclusive).unwrap());
+            assert_eq!(fs::metadata(&path).unwrap().len(), 4);
+        });
+    }
+
+    #[test]
+    fn processes_exclude_each_other() {
+        alone(|| {
+            let (_dir, path) = database();
+            let own = OfdFile::open(&path, false).unwrap();
+            assert!(own.try_lock(REPAIR, Exclusive).unwrap());
+            assert_exit_ok(in_child(|| {
+                let other = OfdFile::open(&path, false).unwrap();
+                i32::from(other.try_lock(REPAIR, Exclusive).unwrap())
+            }));
+        });
+    }
+}
