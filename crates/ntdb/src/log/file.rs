@@ -269,11 +269,13 @@ impl LogFile {
     ///
     /// When there is no room nothing that was in the file has changed.
     pub fn write_at(&self, lsn: Lsn, bytes: &[u8]) -> io::Result<()> {
-        let place =
-            self.offset_of(lsn).and_then(|at| Some((at, at.checked_add(bytes.len() as u64)?)));
-        let Some((offset, end)) = place else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "an LSN outside this log"));
-        };
+        let outside = || io::Error::new(io::ErrorKind::InvalidInput, "an LSN outside this log");
+        let offset = self.offset_of(lsn).ok_or_else(outside)?;
+        let end = offset.checked_add(bytes.len() as u64).ok_or_else(outside)?;
+        // The log has no gaps: who comes here with one has a wrong LSN, and would fill the disk.
+        if offset > self.allocated_bytes() && offset > self.note_len()? {
+            return Err(outside());
+        }
         self.ensure_allocated(end)?;
         self.file.write_all_at(bytes, offset)
     }
