@@ -208,3 +208,198 @@ pub fn probe(
     }
     Err(damaged.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const HEADER: Header = Header {
+        page_size: 8192,
+        uuid: *b"0123456789abcdef",
+        hash_id: HASH_SIPHASH_1_3,
+        hash_key: *b"ABCDEFGHIJKLMNOP",
+        hash_mask: u64::MAX,
+        reserve_percent: 10,
+        created_unix_seconds: 1_700_000_000,
+    };
+
+    /// A header with one field replaced and the checksum made right again.
+    fn resealed(at: usize, bytes: &[u8]) -> [u8; HEADER_BYTES] {
+        let mut block = HEADER.encode();
+        le::put(&mut block, at, bytes);
+        let crc = crc32c::crc32c(&block[..CRC_AT]);
+        le::put(&mut block, CRC_AT, &crc.to_le_bytes());
+        block
+    }
+
+    fn file_of(header: &Header) -> Vec<u8> {
+        let mut file = vec![0x55; header.page_size as usize * 4];
+        file[..HEADER_BYTES].copy_from_slice(&header.encode());
+        let copy_at = Header::copy_offset(header.page_size) as usize;
+        file[copy_at..copy_at + HEADER_BYTES].copy_from_slice(&header.encode());
+        file
+    }
+
+    fn probe_bytes(file: &[u8]) -> Result<Header, ProbeProblem> {
+        let read_at = |offset: u64, buffer: &mut [u8]| {
+            let at = offset as usize;
+            buffer.copy_from_slice(&file[at..at + buffer.len()]);
+            Ok(())
+        };
+        probe(read_at, file.len() as u64)
+    }
+
+    fn header_problem(file: &[u8]) -> HeaderProblem {
+        match probe_bytes(file) {
+            Err(ProbeProblem::Header(problem)) => problem,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The format, byte for byte: a change of this test is a change of the format.
+    #[test]
+    fn bytes_of_a_header_are_what_the_format_says() {
+        let mut expected = b"ntdb\r\n\x1a\n\x01\0\0\0\0\x20\0\x000123456789abcdef".to_vec();
+        expected.extend(b"ABCDEFGHIJKLMNOP");
+        expected.extend([0xFF; 8]);
+        expected.extend(1_700_000_000u64.to_le_bytes());
+        expected.extend(b"\x01\0\0\0\x0A\0\0\0");
+        expected.resize(124, 0);
+        expected.extend(crc32c::crc32c(&expected).to_le_bytes());
+        expected.resize(4096, 0);
+        assert_eq!(HEADER.encode()[..], expected[..]);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let block = HEADER.encode();
+        for bit in 0..128 * 8 {
+            let mut damaged = block;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let expected =
+                if bit < 64 { HeaderProblem::NotNtdb } else { HeaderProblem::BadChecksum };
+            assert_eq!(Header::decode(&damaged), Err(expected), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn impossible_fields_are_named() {
+        let number = |n: u32| n.to_le_bytes();
+        let decode = |at, n| Header::decode(&resealed(at, &number(n)));
+        assert_eq!(decode(VERSION_AT, 2), Err(HeaderProblem::NewerVersion(2)));
+        for size in [0, 1, 2048, 4097, 12288, 131_072, u32::MAX] {
+            assert_eq!(decode(PAGE_SIZE_AT, size), Err(HeaderProblem::BadPageSize(size)));
+        }
+        let problem = HeaderProblem::BadField { field: "hash", value: 2 };
+        assert_eq!(decode(HASH_ID_AT, 2), Err(problem));
+        let problem = HeaderProblem::BadField { field: "reserve in percent", value: 91 };
+        assert_eq!(decode(RESERVE_AT, 91), Err(problem));
+        // A later version may mean anything by the other fields.
+        let mut later = resealed(VERSION_AT, &number(2));
+        le::put(&mut later, PAGE_SIZE_AT, &number(7));
+        let crc = crc32c::crc32c(&later[..CRC_AT]);
+        le::put(&mut later, CRC_AT, &crc.to_le_bytes());
+        assert_eq!(Header::decode(&later), Err(HeaderProblem::NewerVersion(2)));
+    }
+
+    #[test]
+    fn the_copy_serves_when_the_first_is_damaged() {
+        let mut page_size = MIN_PAGE_SIZE;
+        while page_size <= MAX_PAGE_SIZE {
+            let header = Header { page_size, ..HEADER };
+            let intact = file_of(&header);
+            assert_eq!(probe_bytes(&intact).unwrap(), header);
+            let copy_at = Header::copy_offset(page_size) as usize;
+            for damage in [0, 9, 13, 30, 125] {
+                let mut file = intact.clone();
+                file[damage] ^= 0x40;
+                assert_eq!(probe_bytes(&file).unwrap(), header);
+                let first = header_problem(&{
+                    file[copy_at + 20] ^= 1;
+                    file
+                });
+                let magic = damage < 8;
+                let expected =
+                    if magic { HeaderProblem::NotNtdb } else { HeaderProblem::BadChecksum };
+                assert_eq!(first, expected);
+            }
+            let mut file = intact;
+            file[copy_at + 20] ^= 1;
+            assert_eq!(probe_bytes(&file).unwrap(), header);
+            page_size *= 2;
+        }
+    }
+
+    #[test]
+    fn a_header_of_another_page_size_is_no_copy() {
+        // A database of 8 KiB pages whose page 6 holds the image of a database with 4 KiB pages:
+        // page 3 of 16 KiB pages lies there, and its page size disagrees.
+        let mut file = vec![0; 8192 * 8];
+        let image = Header { page_size: 4096, ..HEADER };
+        file[8192 * 6..][..HEADER_BYTES].copy_from_slice(&image.encode());
+        assert_eq!(header_problem(&file), HeaderProblem::NotNtdb);
+    }
+
+    #[test]
+    fn later_versions_are_found_in_either_place() {
+        let later = resealed(VERSION_AT, &9u32.to_le_bytes());
+        let mut file = file_of(&HEADER);
+        file[..HEADER_BYTES].copy_from_slice(&later);
+        assert_eq!(header_problem(&file), HeaderProblem::NewerVersion(9));
+        let copy_at = Header::copy_offset(HEADER.page_size) as usize;
+        file[copy_at..copy_at + HEADER_BYTES].copy_from_slice(&later);
+        file[100] ^= 1;
+        assert_eq!(header_problem(&file), HeaderProblem::NewerVersion(9));
+    }
+
+    #[test]
+    fn short_files_are_not_read_beyond_their_end() {
+        let file = file_of(&Header { page_size: 65536, ..HEADER });
+        for len in [0, 1, 4095] {
+            assert_eq!(header_problem(&file[..len]), HeaderProblem::NotNtdb);
+        }
+        assert!(probe_bytes(&file[..4096]).is_ok());
+        let mut damaged = file;
+        damaged[50] ^= 1;
+        for len in [4096, 4097, 12288, 100_000, 3 * 65536, 3 * 65536 + 4095] {
+            assert_eq!(header_problem(&damaged[..len]), HeaderProblem::BadChecksum);
+        }
+        assert!(probe_bytes(&damaged[..3 * 65536 + 4096]).is_ok());
+    }
+
+    #[test]
+    fn a_read_error_is_passed_on() {
+        let result = probe(|_, _| Err(io::Error::from_raw_os_error(libc::EIO)), 1 << 20);
+        match result {
+            Err(ProbeProblem::Io(error)) => assert_eq!(error.raw_os_error(), Some(libc::EIO)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn comes_back_as_it_was(
+            shift in 0..5u32, uuid: [u8; 16], hash_key: [u8; 16], hash_mask: u64,
+            reserve_percent in 0..=RESERVE_PERCENT_MAX, created_unix_seconds: u64,
+        ) {
+            let header = Header {
+                page_size: MIN_PAGE_SIZE << shift, uuid, hash_id: HASH_SIPHASH_1_3, hash_key,
+                hash_mask, reserve_percent, created_unix_seconds,
+            };
+            prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+
+        #[test]
+        fn any_fields_are_survived(fields: [u8; 32], more: [u8; 32], at in 8..92usize) {
+            let mut block = HEADER.encode();
+            le::put(&mut block, at, &fields);
+            le::put(&mut block, 8 + (at - 8) / 2, &more);
+            let crc = crc32c::crc32c(&block[..CRC_AT]);
+            le::put(&mut block, CRC_AT, &crc.to_le_bytes());
+            if let Ok(header) = Header::decode(&block) {
+                prop_assert!(valid_page_size(header.page_size));
+            }
+        }
+    }
+}

@@ -220,3 +220,168 @@ impl Meta {
 fn page_crc(page: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&page[..CRC_AT]), &page[CRC_AT + 4..])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample() -> Meta {
+        Meta {
+            sequence: 0x1111,
+            epoch: Epoch(0x2222),
+            root: 0x3333,
+            record_count: 0x4444,
+            replay_from: Lsn(0x5555),
+            keep_from: Lsn(0x6666),
+            log_salt: 0x7777,
+            shm_id: 0x8888,
+            log_index: 1,
+            file_pages: 0x9999,
+            map_levels: 0xAAAA,
+            reserve: 0xBBBB,
+            flags: 0xCCCC,
+            base_path: b"/some/where".to_vec(),
+            map_pages: vec![0xDDDD, 0xEEEE],
+        }
+    }
+
+    fn reseal(page: &mut [u8]) {
+        let crc = page_crc(page);
+        le::put(page, CRC_AT, &crc.to_le_bytes());
+    }
+
+    /// The format, byte for byte: a change of this test is a change of the format.
+    #[test]
+    fn bytes_of_a_meta_page_are_what_the_format_says() {
+        let page = sample().encode(4096);
+        let mut expected = b"ntdbmeta".to_vec();
+        expected.extend([0; 4]);
+        expected.extend(0xCCCCu32.to_le_bytes());
+        for number in [0x1111u64, 0x2222, 0x3333, 0x4444, 0x5555, 0x6666, 0x7777, 0x8888] {
+            expected.extend(number.to_le_bytes());
+        }
+        for number in [1u32, 0x9999, 0xAAAA, 2, 0xBBBB, 11] {
+            expected.extend(number.to_le_bytes());
+        }
+        expected.extend(b"/some/where");
+        expected.resize(1128, 0);
+        expected.extend([0xDDDDu32.to_le_bytes(), 0xEEEEu32.to_le_bytes()].concat());
+        expected.resize(4096, 0);
+        let crc = crc32c::crc32c(&[&expected[..8], &expected[12..]].concat());
+        expected[8..12].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(page, expected);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let page = sample().encode(4096);
+        for bit in 0..page.len() * 8 {
+            let mut damaged = page.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let expected = if bit < 64 { MetaProblem::NotMeta } else { MetaProblem::BadChecksum };
+            assert_eq!(Meta::decode(&damaged), Err(expected), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_torn_write_is_noticed_at_every_sector() {
+        let old = Meta { map_pages: (5..747).collect(), ..sample() }.encode(4096);
+        let new = Meta { sequence: 0x1112, map_pages: (9..751).collect(), ..sample() }.encode(4096);
+        for mask in 1..255u32 {
+            let mut torn = old.clone();
+            for sector in (0..8).filter(|sector| mask & (1 << sector) != 0) {
+                let place = sector * 512..(sector + 1) * 512;
+                torn[place.clone()].copy_from_slice(&new[place]);
+            }
+            // Some sectors (in the path's padding) are alike in both.
+            if torn != old && torn != new {
+                assert_eq!(Meta::decode(&torn), Err(MetaProblem::BadChecksum), "{mask:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_fields_are_named() {
+        let cases: [(usize, u64, &[u8], &str); 5] = [
+            (LOG_INDEX_AT, 2, &2u32.to_le_bytes(), "log"),
+            (BASE_LEN_AT, 1025, &1025u16.to_le_bytes(), "length of the base path"),
+            (BASE_LEN_AT, 65535, &u16::MAX.to_le_bytes(), "length of the base path"),
+            (MAP_ENTRIES_AT, 743, &743u32.to_le_bytes(), "number of map pages"),
+            (MAP_ENTRIES_AT, u32::MAX.into(), &u32::MAX.to_le_bytes(), "number of map pages"),
+        ];
+        for (at, value, bytes, field) in cases {
+            let mut page = sample().encode(4096);
+            le::put(&mut page, at, bytes);
+            reseal(&mut page);
+            assert_eq!(Meta::decode(&page), Err(MetaProblem::BadField { field, value }));
+        }
+    }
+
+    #[test]
+    fn full_to_the_last_byte() {
+        for page_size in [4096u32, 8192, 65536] {
+            let meta = Meta {
+                base_path: vec![b'x'; BASE_PATH_BYTES_MAX],
+                map_pages: (0..capacity(page_size) as u32).map(|n| n ^ 0xFFFF_0000).collect(),
+                ..sample()
+            };
+            let page = meta.encode(page_size);
+            assert_eq!(page.len(), page_size as usize);
+            assert_eq!(Meta::decode(&page), Ok(meta));
+        }
+        assert_eq!(capacity(4096), 742);
+    }
+
+    #[test]
+    fn a_page_that_was_used_before_keeps_nothing_of_it() {
+        let mut page = vec![0xEE; 4096];
+        sample().encode_into(&mut page);
+        assert_eq!(page, sample().encode(4096));
+    }
+
+    #[test]
+    fn what_is_no_meta_page_is_refused() {
+        for page in [vec![], vec![0; 4095], vec![0; 4096], sample().encode(4096)[..4095].to_vec()] {
+            assert_eq!(Meta::decode(&page), Err(MetaProblem::NotMeta));
+        }
+        // A page read with the wrong page size.
+        let page = sample().encode(8192);
+        assert_eq!(Meta::decode(&page[..4096]), Err(MetaProblem::BadChecksum));
+    }
+
+    #[test]
+    #[should_panic(expected = "capacity")]
+    fn too_long_a_list_is_a_bug_of_the_caller() {
+        Meta { map_pages: vec![1; 743], ..sample() }.encode(4096);
+    }
+
+    proptest! {
+        #[test]
+        fn comes_back_as_it_was(
+            words: [u64; 8], halves: [u32; 4], log_index in 0..2u32, shift in 0..5u32,
+            base_path in prop::collection::vec(any::<u8>(), 0..=BASE_PATH_BYTES_MAX),
+            map_pages in prop::collection::vec(any::<u32>(), 0..=742),
+        ) {
+            let [sequence, epoch, root, record_count, replay, keep, log_salt, shm_id] = words;
+            let [file_pages, map_levels, reserve, flags] = halves;
+            let meta = Meta {
+                sequence, epoch: Epoch(epoch), root, record_count, replay_from: Lsn(replay),
+                keep_from: Lsn(keep), log_salt, shm_id, log_index, file_pages, map_levels,
+                reserve, flags, base_path, map_pages,
+            };
+            prop_assert_eq!(Meta::decode(&meta.encode(4096 << shift)), Ok(meta));
+        }
+
+        #[test]
+        fn any_fields_are_survived(noise in prop::collection::vec(any::<u8>(), 1..200), at in 8..1200usize) {
+            let mut page = sample().encode(4096);
+            le::put(&mut page, at, &noise);
+            reseal(&mut page);
+            if let Ok(meta) = Meta::decode(&page) {
+                prop_assert!(meta.base_path.len() <= BASE_PATH_BYTES_MAX);
+                prop_assert!(meta.map_pages.len() <= capacity(4096));
+            }
+        }
+    }
+}
