@@ -1,0 +1,336 @@
+//! The disk that a power cut may leave.
+//!
+//! While a workload runs, [`record`] keeps, in a folder of *images*, what the disk is bound to
+//! hold: for each file its content at the beginning of the last sync that returned, for the
+//! directory the names at the beginning of its last sync. Everything else may or may not have
+//! reached the disk: [`cut`] draws one of the possible disks. Each 512-byte sector is the durable
+//! one, the one in memory at the time of the cut, or one from in between (for a mapped file is
+//! written back whenever the kernel likes); a file's length is the old or the new one or lies
+//! between; a name is there or not. The shared-memory companion is of no use after a boot: it is
+//! gone, stale or garbage.
+//!
+//! Images are files, so that they outlive a workload that is killed at any moment, and so are told
+//! apart by inode number:
+//!
+//! | image | content |
+//! | --- | --- |
+//! | `INODE.durable` | at the beginning of the last completed sync |
+//! | `INODE.pending` | at the beginning of a sync that has not returned |
+//! | `INODE.between-N` | at some moment since |
+//! | `INODE.last` | just before the file was unlinked |
+//! | `directory.durable`, `directory.pending` | lines of `INODE NAME` |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ntdb::failpoint::{self, Event, Kind, What};
+
+use crate::rng::Rng;
+
+/// Bytes that a disk writes as a whole or not at all.
+const SECTOR_BYTES: usize = 512;
+/// Images kept from between two syncs.
+const BETWEEN: u64 = 3;
+
+fn image(images: &Path, inode: u64, what: &str) -> PathBuf {
+    images.join(format!("{inode}.{what}"))
+}
+
+fn listing(dir: &Path) -> io::Result<BTreeMap<String, u64>> {
+    let mut names = BTreeMap::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        if metadata.is_file() {
+            names.insert(entry.file_name().to_string_lossy().into_owned(), metadata.ino());
+        }
+    }
+    Ok(names)
+}
+
+fn write_listing(path: &Path, names: &BTreeMap<String, u64>) -> io::Result<()> {
+    let mut file = fs::File::create(path)?;
+    for (name, inode) in names {
+        writeln!(file, "{inode} {name}")?;
+    }
+    Ok(())
+}
+
+fn read_listing(path: &Path) -> io::Result<BTreeMap<String, u64>> {
+    let mut names = BTreeMap::new();
+    for line in fs::read_to_string(path)?.lines() {
+        let (inode, name) = line.split_once(' ').expect("inode and name");
+        names.insert(name.to_string(), inode.parse().expect("an inode number"));
+    }
+    Ok(names)
+}
+
+/// Takes the present content of `dir` for durable: the machine has just been booted.
+///
+/// # Errors
+/// What the system reports.
+pub fn begin(dir: &Path, images: &Path) -> io::Result<()> {
+    fs::create_dir_all(images)?;
+    let names = listing(dir)?;
+    for (name, inode) in &names {
+        fs::copy(dir.join(name), image(images, *inode, "durable"))?;
+    }
+    write_listing(&images.join("directory.durable"), &names)
+}
+
+/// Has this process keep images of what it does to the files in `dir`.
+///
+/// # Panics
+/// Later, if an image cannot be written: a test without images would prove nothing.
+pub fn record(dir: &Path, images: &Path) {
+    let (dir, images) = (dir.to_path_buf(), images.to_path_buf());
+    let moment = AtomicU64::new(0);
+    failpoint::set_recorder(Some(Box::new(move |event: Event<'_>| {
+        let moment = moment.fetch_add(1, Ordering::Relaxed);
+        note(&dir, &images, moment, &event)
+            .unwrap_or_else(|e| panic!("power-cut recorder: {event:?}: {e}"));
+    })));
+}
+
+fn note(dir: &Path, images: &Path, moment: u64, event: &Event<'_>) -> io::Result<()> {
+    if event.kind == Kind::Shm {
+        return Ok(());
+    }
+    if event.kind == Kind::Dir {
+        let pending = images.join("directory.pending");
+        match event.what {
+            What::SyncBegin => write_listing(&pending, &listing(dir)?)?,
+            What::SyncEnd { ok: true } => fs::rename(&pending, images.join("directory.durable"))?,
+            _ => {}
+        }
+        return Ok(());
+    }
+    let Ok(metadata) = fs::metadata(event.path) else {
+        // An old descriptor of a file whose name is gone: `INODE.last` has it.
+        return Ok(());
+    };
+    let inode = metadata.ino();
+    match event.what {
+        What::Created => {
+            for what in ["durable", "pending", "last", "between-0", "between-1", "between-2"] {
+                let _ = fs::remove_file(image(images, inode, what));
+            }
+        }
+        What::SyncBegin => {
+            fs::copy(event.path, image(images, inode, "pending"))?;
+        }
+        What::SyncEnd { ok: true } => {
+            fs::rename(image(images, inode, "pending"), image(images, inode, "durable"))?;
+        }
+        What::Unlink => {
+            fs::copy(event.path, image(images, inode, "last"))?;
+        }
+        _ => {}
+    }
+    if matches!(event.what, What::SyncBegin | What::Write { .. }) && moment.is_multiple_of(5) {
+        // Mapped pages change without an event: look at them now and then.
+        for (name, inode) in listing(dir)? {
+            if !name.ends_with("-shm") {
+                let between = format!("between-{}", moment / 5 % BETWEEN);
+                fs::copy(dir.join(name), image(images, inode, &between))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Draws one of the disks that a power cut may leave, and writes it to the new folder `disk`.
+/// Nobody may be using `dir`. Returns a description for the failure report.
+///
+/// # Errors
+/// What the system reports.
+pub fn cut(dir: &Path, images: &Path, disk: &Path, rng: &mut Rng) -> io::Result<String> {
+    fs::create_dir(disk)?;
+    let mut story = String::new();
+    let now = listing(dir)?;
+    let mut durable = read_listing(&images.join("directory.durable"))?;
+    if let Ok(pending) = read_listing(&images.join("directory.pending"))
+        && rng.percent(50)
+    {
+        durable = pending;
+    }
+    // Either the directory reached the disk as it was in memory, or as it was synced, or each
+    // name for itself.
+    let directory_style = rng.below(4);
+    let names: BTreeSet<&String> = now.keys().chain(durable.keys()).collect();
+    for name in names {
+        let (new, old) = (now.get(name).copied(), durable.get(name).copied());
+        let chosen = match directory_style {
+            0 => new,
+            1 => old,
+            _ => *rng.pick(&[new, old]),
+        };
+        if name.ends_with("-shm") {
+            shm_after_boot(dir, disk, name, rng, &mut story)?;
+            continue;
+        }
+        let Some(inode) = chosen else {
+            if new != old {
+                story.push_str(&format!("{name}: not there; "));
+            }
+            continue;
+        };
+        let memory = if new == Some(inode) {
+            fs::read(dir.join(name))?
+        } else {
+            fs::read(image(images, inode, "last")).unwrap_or_default()
+        };
+        let file = mix(images, inode, &memory, rng, &mut story, name)?;
+        fs::write(disk.join(name), file)?;
+    }
+    Ok(story)
+}
+
+fn shm_after_boot(
+    dir: &Path,
+    disk: &Path,
+    name: &str,
+    rng: &mut Rng,
+    story: &mut String,
+) -> io::Result<()> {
+    let Ok(mut content) = fs::read(dir.join(name)) else { return Ok(()) };
+    match rng.below(4) {
+        0 | 1 => {
+            story.push_str("shm gone; ");
+            return Ok(());
+        }
+        2 => story.push_str("shm stale; "),
+        _ => {
+            story.push_str("shm torn; ");
+            for sector in content.chunks_mut(SECTOR_BYTES) {
+                if rng.percent(30) {
+                    sector.fill(0);
+                }
+            }
+        }
+    }
+    fs::write(disk.join(name), content)
+}
+
+/// One possible content of a file.
+fn mix(
+    images: &Path,
+    inode: u64,
+    memory: &[u8],
+    rng: &mut Rng,
+    story: &mut String,
+    name: &str,
+) -> io::Result<Vec<u8>> {
+    let load = |what: &str| fs::read(image(images, inode, what)).ok();
+    let durable = load("durable").unwrap_or_default();
+    let mut later: Vec<Vec<u8>> = vec![memory.to_vec()];
+    later.extend(load("pending"));
+    for n in 0..BETWEEN {
+        // An image from before the last sync is not possible any more: its sectors were
+        // overwritten on the disk. `between` images carry no time, so compare by age of the file.
+        let path = image(images, inode, &format!("between-{n}"));
+        let newer = |p: &Path| fs::metadata(p).and_then(|m| m.modified()).ok();
+        let since = newer(&path).zip(newer(&image(images, inode, "durable")));
+        if since.is_some_and(|(between, durable)| between > durable) {
+            later.extend(fs::read(&path).ok());
+        }
+    }
+    let lengths = [durable.len(), memory.len()];
+    let (short, long) = (lengths[0].min(lengths[1]), lengths[0].max(lengths[1]));
+    let len = match rng.below(3) {
+        0 => lengths[0],
+        1 => lengths[1],
+        _ => (short + rng.below((long - short) as u64 + 1) as usize / 4096 * 4096).min(long),
+    };
+    // Draw the style per file: nothing new arrived, all did, some, a beginning, all but a few.
+    let style = rng.below(6);
+    let percent = rng.below(101);
+    let sectors = len.div_ceil(SECTOR_BYTES);
+    let border = rng.below(sectors as u64 + 1) as usize;
+    let mut file = vec![0; len];
+    let mut differing = 0;
+    let mut taken = 0;
+    for sector in 0..sectors {
+        let range = sector * SECTOR_BYTES..len.min((sector + 1) * SECTOR_BYTES);
+        let take_new = match style {
+            0 => false,
+            1 => true,
+            2 | 3 => rng.percent(percent),
+            4 => sector < border,
+            _ => !rng.one_in(20),
+        };
+        let old = durable.get(range.start..range.end.min(durable.len()));
+        let source = if take_new { rng.pick(&later).as_slice() } else { durable.as_slice() };
+        let end = range.end.min(source.len());
+        if let Some(bytes) = source.get(range.start..end.max(range.start)) {
+            file[range.start..range.start + bytes.len()].copy_from_slice(bytes);
+        }
+        let new = memory.get(range.start..range.end.min(memory.len()));
+        differing += u64::from(old != new);
+        taken += u64::from(old != new && take_new);
+    }
+    if differing > 0 || short != long {
+        story.push_str(&format!(
+            "{name}: {taken} of {differing} unsynced sectors (style {style}), length {len} of \
+             {short}..{long}; "
+        ));
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::TempDir;
+
+    /// Builds images by hand: `a` synced as 1s then overwritten by 2s, `b` created unsynced.
+    fn scene() -> (TempDir, PathBuf, PathBuf) {
+        let home = TempDir::new();
+        let (dir, images) = (home.path().join("db"), home.path().join("images"));
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("a"), vec![1; 4096]).unwrap();
+        begin(&dir, &images).unwrap();
+        fs::write(dir.join("a"), vec![2; 8192]).unwrap();
+        fs::write(dir.join("b"), vec![3; 1024]).unwrap();
+        (home, dir, images)
+    }
+
+    #[test]
+    fn every_sector_is_old_or_new_and_both_come_up() {
+        let (home, dir, images) = scene();
+        let (mut mixed, mut lengths, mut with_b) = (0, BTreeSet::new(), 0);
+        for seed in 0..300 {
+            let disk = home.path().join("disk");
+            cut(&dir, &images, &disk, &mut Rng::new(seed)).unwrap();
+            let a = fs::read(disk.join("a")).unwrap();
+            lengths.insert(a.len());
+            let old = a[..4096].chunks(512).filter(|s| s.iter().all(|&b| b == 1)).count();
+            let new = a[..4096].chunks(512).filter(|s| s.iter().all(|&b| b == 2)).count();
+            assert_eq!(old + new, 8, "seed {seed}: a torn sector");
+            assert!(a[4096..].iter().all(|&b| b == 2 || b == 0));
+            mixed += u32::from(old > 0 && new > 0);
+            with_b += u32::from(disk.join("b").exists());
+            fs::remove_dir_all(&disk).unwrap();
+        }
+        assert!(mixed > 50, "{mixed}");
+        assert!((50..250).contains(&with_b), "{with_b}");
+        assert!(lengths.contains(&4096) && lengths.contains(&8192), "{lengths:?}");
+    }
+
+    #[test]
+    fn what_was_synced_is_never_lost() {
+        let (home, dir, images) = scene();
+        begin(&dir, &images).unwrap();
+        for seed in 0..50 {
+            let disk = home.path().join("disk");
+            cut(&dir, &images, &disk, &mut Rng::new(seed)).unwrap();
+            assert_eq!(fs::read(disk.join("a")).unwrap(), vec![2; 8192]);
+            assert_eq!(fs::read(disk.join("b")).unwrap(), vec![3; 1024]);
+            fs::remove_dir_all(&disk).unwrap();
+        }
+    }
+}

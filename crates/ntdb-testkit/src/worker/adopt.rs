@@ -1,0 +1,140 @@
+//! Comparing the database with the notice board: what a dead owner acknowledged must be there, and
+//! what it had only begun must be there as a whole or not at all.
+
+use std::sync::atomic::Ordering;
+
+use ntdb::Db;
+
+use crate::board::{Board, KeyState};
+use crate::value;
+use crate::worker::layout::{LOG_APPENDS, Layout, log_key, log_of};
+
+/// What the database holds for an owned key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// State of the key as the database has it.
+    pub state: KeyState,
+    /// Length of its value.
+    pub len: usize,
+    /// CRC-32C of its value.
+    pub crc: u32,
+}
+
+/// Reads owned key `id`, whose owner is known to be dead or idle, and compares it with the board.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn owned_key(db: &Db, board: &Board, layout: &Layout, id: usize) -> Result<Held, String> {
+    let key = layout.key(id);
+    let (begun, done) = (board.begun(id), board.done(id));
+    let name = || format!("{} (begun {begun:?}, done {done:?})", String::from_utf8_lossy(&key));
+    let value = db.get(&key).map_err(|e| format!("get {}: {e}", name()))?;
+    let Some(value) = value else {
+        if done.present && (begun == done || begun.present) {
+            return Err(format!("lost: {} is absent", name()));
+        }
+        let counter = if done.present { begun.counter } else { done.counter };
+        return Ok(Held { state: KeyState { counter, present: false }, len: 0, crc: 0 });
+    };
+    let stamps = value::parse(&key, &value).map_err(|e| format!("{}: {e}", name()))?;
+    let last = stamps[stamps.len() - 1];
+    if last.writer != layout.owner(id) {
+        return Err(format!("invented: {} was written by {}", name(), last.writer));
+    }
+    let state = KeyState { counter: last.counter, present: true };
+    if state != done && state != begun {
+        return Err(format!("lost, resurrected or invented: {} holds {last:?}", name()));
+    }
+    Ok(Held { state, len: value.len(), crc: crc32c::crc32c(&value) })
+}
+
+/// Counter of the last append to a shared log by `writer`, who is dead or idle, that the database
+/// holds.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn appended(db: &Db, board: &Board, writer: u32) -> Result<u64, String> {
+    let begun = board.append_begun(writer).load(Ordering::SeqCst);
+    let done = board.append_done(writer).load(Ordering::SeqCst);
+    if begun == 0 {
+        return Ok(0);
+    }
+    let log = log_of(begun);
+    let held = last_in_log(db, log, writer)?;
+    // The first append to a log that never came about leaves the writer with the log before.
+    let held = if held == 0 { log * LOG_APPENDS } else { held };
+    if held != begun && held != done {
+        return Err(format!(
+            "append of writer {writer} lost, doubled or invented: begun {begun}, done {done}, \
+             the log holds {held}"
+        ));
+    }
+    Ok(held)
+}
+
+fn last_in_log(db: &Db, log: u64, writer: u32) -> Result<u64, String> {
+    let key = log_key(log);
+    let Some(value) = db.get(&key).map_err(|e| format!("get log {log}: {e}"))? else {
+        return Ok(0);
+    };
+    let stamps = value::parse(&key, &value).map_err(|e| format!("log {log}: {e}"))?;
+    Ok(stamps.iter().rev().find(|s| s.writer == writer).map_or(0, |s| s.counter))
+}
+
+/// Compares the whole database with the board while no worker runs: every owned key, every append,
+/// the number of records, and that nothing else is there.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn everything(db: &Db, board: &Board, layout: &Layout) -> Result<u64, String> {
+    let mut records = 0;
+    for id in 0..layout.keys() {
+        if owned_key(db, board, layout, id)?.state.present {
+            records += 1;
+        }
+    }
+    let mut logs = 0;
+    for writer in 0..layout.writers {
+        let last = appended(db, board, writer)?;
+        if last > 0 {
+            logs = logs.max(log_of(last) + 1);
+        }
+    }
+    for log in 0..logs {
+        let key = log_key(log);
+        let Some(value) = db.get(&key).map_err(|e| format!("get log {log}: {e}"))? else {
+            return Err(format!("lost: the whole of log {log}"));
+        };
+        let stamps = value::parse(&key, &value).map_err(|e| format!("log {log}: {e}"))?;
+        for writer in 0..layout.writers {
+            let last = appended(db, board, writer)?;
+            let expected = last.clamp(log * LOG_APPENDS, (log + 1) * LOG_APPENDS);
+            let held: Vec<u64> =
+                stamps.iter().filter(|s| s.writer == writer).map(|s| s.counter).collect();
+            if !held.iter().copied().eq(log * LOG_APPENDS + 1..=expected) {
+                return Err(format!("log {log}, writer {writer}: holds {held:?} of {expected}"));
+            }
+        }
+    }
+    let mut seen = 0;
+    let mut strangers = Vec::new();
+    db.for_each(|key, _| {
+        seen += 1;
+        if !key.starts_with(b"h") && !key.starts_with(b"l") && !key.starts_with(b"shared-") {
+            strangers.push(String::from_utf8_lossy(key).into_owned());
+        }
+        std::ops::ControlFlow::Continue(())
+    })
+    .map_err(|e| format!("for_each: {e}"))?;
+    if !strangers.is_empty() {
+        return Err(format!("invented keys: {strangers:?}"));
+    }
+    let len = db.len().map_err(|e| format!("len: {e}"))?;
+    if len != seen {
+        return Err(format!("len() says {len}, iteration saw {seen}"));
+    }
+    if seen < records + logs {
+        return Err(format!("iteration saw {seen}, but {records} keys and {logs} logs are there"));
+    }
+    Ok(seen)
+}

@@ -1,0 +1,227 @@
+//! The fork scenes: a process that forks in some state, and a child that goes on.
+
+use std::time::Duration;
+
+use ntdb::{Db, Error};
+
+use crate::args::Args;
+
+/// Forks; the child runs `child` and ends with its result as status; returns the child's id.
+fn fork_child(child: impl FnOnce() -> Result<(), String>) -> Result<i32, String> {
+    // SAFETY: the child runs ordinary code of this program. With several threads that is sound
+    // as far as the allocator's own fork handlers go, which glibc provides.
+    let pid = unsafe { libc::fork() };
+    if pid < 0 {
+        return Err(format!("fork: {}", std::io::Error::last_os_error()));
+    }
+    if pid == 0 {
+        let status = match child() {
+            Ok(()) => 0,
+            Err(e) => {
+                eprintln!("VIOLATION in the forked child: {e}");
+                super::STATUS_VIOLATION
+            }
+        };
+        // SAFETY: ends the child at once, without the parent's exit handlers.
+        unsafe { libc::_exit(status) };
+    }
+    Ok(pid)
+}
+
+fn reap(pid: i32) -> Result<(), String> {
+    let mut status = 0;
+    // SAFETY: waits for our own child; `status` is a valid place.
+    let result = unsafe { libc::waitpid(pid, &mut status, 0) };
+    if result != pid || status != 0 {
+        return Err(format!("the child ended with wait status {status:#x}"));
+    }
+    Ok(())
+}
+
+/// Plays the scene that `args` name.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn run(db: &Db, args: &Args) -> Result<String, String> {
+    let text = |e: Error| e.to_string();
+    match args.text("scene").unwrap_or("plain") {
+        "plain" => {
+            db.put(b"parent", b"before").map_err(text)?;
+            let child = fork_child(|| work(db, "child", 200, Some(b"before")))?;
+            work(db, "parent-beside", 200, None)?;
+            reap(child)?;
+            demand(db, "child", 200)?;
+            demand(db, "parent-beside", 200)?;
+        }
+        "parent dies" => {
+            db.put(b"parent", b"before").map_err(text)?;
+            fork_child(|| {
+                // SAFETY: plain system calls; the parent's end is not to end this child.
+                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) };
+                let start = std::time::Instant::now();
+                // SAFETY: a plain system call.
+                while unsafe { libc::getppid() } as u32 == args.get("parent", 0) {
+                    if start.elapsed() > Duration::from_secs(30) {
+                        return Err("the parent did not die".into());
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                work(db, "orphan", 300, Some(b"before"))?;
+                db.put(b"orphan-done", b"yes").map_err(text)
+            })?;
+            // SAFETY: ends this process at once, without destructors: as a crash would.
+            unsafe { libc::_exit(0) };
+        }
+        "under a key lock" => {
+            let guard = db.lock(b"locked").map_err(text)?;
+            let child = fork_child(move || {
+                drop(guard);
+                // The child's drop means nothing: the parent still holds the key.
+                match db.try_lock(b"locked").map_err(text)? {
+                    None => work(db, "child", 50, None),
+                    Some(_) => Err("the child took the lock that its parent holds".into()),
+                }
+            })?;
+            reap(child)?;
+            if fork_child(|| match db.try_lock(b"locked").map_err(text)? {
+                None => Ok(()),
+                Some(_) => Err("the lock was lost by an earlier child's end".into()),
+            })
+            .and_then(reap)
+            .is_err()
+            {
+                return Err("the parent's key lock did not hold".into());
+            }
+        }
+        "in a view" => {
+            db.put(b"viewed", &[5; 600]).map_err(text)?;
+            let child = db
+                .view(b"viewed", |value| {
+                    let copy = value.to_vec();
+                    fork_child(move || {
+                        if copy != [5; 600] {
+                            return Err("the view was torn".into());
+                        }
+                        work(db, "child", 500, None)
+                    })
+                })
+                .map_err(text)?
+                .ok_or("lost: the key to view")??;
+            reap(child)?;
+            work(db, "parent-after", 500, None)?;
+        }
+        "in an iteration" => {
+            work(db, "many", 500, None)?;
+            let mut iter = db.iter();
+            for _ in 0..100 {
+                iter.next().ok_or("the iteration ended early")?.map_err(text)?;
+            }
+            let child = fork_child(|| {
+                work(db, "child", 100, None)?;
+                let seen = db.iter().filter(Result::is_ok).count();
+                if seen < 500 { Err(format!("a new iteration saw {seen} records")) } else { Ok(()) }
+            })?;
+            let rest = iter.filter(Result::is_ok).count();
+            reap(child)?;
+            if rest < 400 {
+                return Err(format!("the parent's iteration saw only {rest} further records"));
+            }
+        }
+        "beside writing threads" => beside_threads(db)?,
+        "generations" => {
+            let child = fork_child(|| {
+                work(db, "child", 50, None)?;
+                let grandchild = fork_child(|| {
+                    work(db, "grandchild", 50, None)?;
+                    demand(db, "child", 50)
+                })?;
+                work(db, "child-beside", 50, None)?;
+                reap(grandchild)
+            })?;
+            reap(child)?;
+            demand(db, "grandchild", 50)?;
+            demand(db, "child-beside", 50)?;
+        }
+        "child killed" => {
+            for _ in 0..20 {
+                let child = fork_child(|| work(db, "victim", u64::MAX, None))?;
+                std::thread::sleep(Duration::from_millis(5));
+                // SAFETY: kills our own child, which has not been reaped.
+                unsafe { libc::kill(child, libc::SIGKILL) };
+                let _ = reap(child);
+                work(db, "parent-after", 20, None)?;
+            }
+        }
+        other => return Err(format!("{other}: no such scene")),
+    }
+    let report = db.check().map_err(text)?;
+    if !report.is_clean() {
+        return Err(format!("{report:?}"));
+    }
+    Ok("played".into())
+}
+
+/// Threads that write all the time while the process forks again and again.
+fn beside_threads(db: &Db) -> Result<(), String> {
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3)
+            .map(|t| {
+                let stop = &stop;
+                scope.spawn(move || {
+                    let mut round = 0;
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        work(db, &format!("thread-{t}-{}", round % 20), 50, None)?;
+                        round += 1;
+                    }
+                    Ok::<(), String>(())
+                })
+            })
+            .collect();
+        let mut result = Ok(());
+        for n in 0..50 {
+            let name = format!("child-{n}");
+            let forked = fork_child(|| work(db, &name, 20, None)).and_then(reap);
+            result = forked.and_then(|()| demand(db, &name, 20));
+            if result.is_err() {
+                break;
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        for thread in threads {
+            thread.join().map_err(|_| "a thread panicked".to_string())??;
+        }
+        result
+    })
+}
+
+/// Ordinary work under keys that begin with `name`.
+fn work(db: &Db, name: &str, n: u64, parent_value: Option<&[u8]>) -> Result<(), String> {
+    if let Some(expected) = parent_value {
+        let held = db.get(b"parent").map_err(|e| format!("get: {e}"))?;
+        if held.as_deref() != Some(expected) {
+            return Err(format!("the parent's record reads {held:?}"));
+        }
+    }
+    for i in 0..n {
+        let key = format!("{name}-{}", i % 1_000);
+        db.put(key.as_bytes(), &i.to_le_bytes()).map_err(|e| format!("put: {e}"))?;
+        let held = db.get(key.as_bytes()).map_err(|e| format!("get: {e}"))?;
+        if held.as_deref() != Some(&i.to_le_bytes()) {
+            return Err(format!("{key} reads {held:?} after {i} was put"));
+        }
+    }
+    Ok(())
+}
+
+/// Demands what [`work`] left.
+fn demand(db: &Db, name: &str, n: u64) -> Result<(), String> {
+    for i in 0..n {
+        let key = format!("{name}-{i}");
+        let held = db.get(key.as_bytes()).map_err(|e| format!("get: {e}"))?;
+        if held.as_deref() != Some(&i.to_le_bytes()) {
+            return Err(format!("{key} reads {held:?}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,43 @@
+//! The roles that a worker process plays. `ntdb-worker ROLE DATABASE name=value ...` runs one.
+//!
+//! A role ends with `Ok(report)` or with a description of the promise that it saw broken; the
+//! program prints it and exits with status 101, which no test overlooks.
+
+pub mod adopt;
+pub mod crowd;
+pub mod forked;
+pub mod layout;
+pub mod mixed;
+pub mod scripted;
+pub mod simple;
+
+use crate::args::Args;
+
+/// The exit status of a worker that saw a promise broken.
+pub const STATUS_VIOLATION: i32 = 101;
+
+/// Runs the role that `args` ask for and returns the line to print.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn run(args: &Args) -> Result<String, String> {
+    match args.role.as_str() {
+        "mixed" => mixed::run(args),
+        "iterator" => crowd::iterate(args),
+        "churn" => crowd::churn(args),
+        "counter" => crowd::count(args),
+        "once" => simple::once(args),
+        "hold-lock" => simple::hold_lock(args),
+        "fork" => simple::fork(args),
+        "gets" => simple::gets(args),
+        "puts" => simple::puts(args),
+        "durable" => simple::durable(args),
+        "fill" => simple::fill(args),
+        "exercise" => simple::exercise(args),
+        "reader" => simple::reader(args),
+        "script" => scripted::run(args),
+        "script-resume" => scripted::resume(args),
+        "script-verify" => scripted::verify(args),
+        other => Err(format!("{other}: no such role")),
+    }
+}

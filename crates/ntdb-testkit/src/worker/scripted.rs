@@ -1,0 +1,193 @@
+//! The role that follows a [`Script`], for crashes and power cuts.
+//!
+//! Progress stands on the board: how many operations were begun, are done, are promised durable.
+//! Whoever comes after the script's process died reads the database, finds the place in the script
+//! whose state that is, demands that it lies where it must, and goes on from there.
+
+use std::sync::atomic::Ordering;
+
+use ntdb::{Db, Error, Options};
+
+use crate::args::Args;
+use crate::board::Board;
+use crate::crash;
+use crate::powercut;
+use crate::script::{Digest, Op, Script, Shape};
+
+/// Mark of the board: operations begun.
+pub const BEGUN: usize = 0;
+/// Mark of the board: operations that have returned.
+pub const DONE: usize = 1;
+/// Mark of the board: operations that are durable.
+pub const DURABLE: usize = 2;
+
+/// The options that `args` ask for.
+pub fn options(args: &Args) -> Options {
+    let mut options = Options::new();
+    options.create(true);
+    options.checkpoint_log_bytes(args.get("checkpoint", 256 << 10));
+    options.page_size(args.get("page_size", 4096));
+    if let Some(mask) = args.text("hash_mask") {
+        options.hash_mask(u64::from_str_radix(mask, 16).expect("a hexadecimal mask"));
+    }
+    options
+}
+
+/// The script that `args` ask for.
+pub fn script(args: &Args) -> Script {
+    let shape = args.text("shape").unwrap_or("small");
+    Script::new(Shape::from_name(shape).expect("a shape"), args.get("seed", 1))
+}
+
+fn prepare(args: &Args) -> Result<(Board, Script), String> {
+    if args.text("hits").is_some() {
+        crash::count();
+    }
+    if args.text("record").is_some() {
+        let dir = args.database.parent().expect("a database in a directory");
+        powercut::record(dir, &args.path("record"));
+    }
+    let board = Board::open(&args.path("board")).map_err(|e| format!("board: {e}"))?;
+    Ok((board, script(args)))
+}
+
+/// Follows the script from its beginning.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn run(args: &Args) -> Result<String, String> {
+    let (board, script) = prepare(args)?;
+    let db = options(args).open(&args.database).map_err(|e| format!("open: {e}"))?;
+    follow(db, args, &board, &script, 0)
+}
+
+/// Takes up the script where a dead process left it.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn resume(args: &Args) -> Result<String, String> {
+    let (board, script) = prepare(args)?;
+    let db = options(args).open(&args.database).map_err(|e| format!("open: {e}"))?;
+    let floor = if args.get("after_power_cut", false) { DURABLE } else { DONE };
+    let place = find(&db, &board, &script, floor)?;
+    board.mark(BEGUN).store(place as u64, Ordering::SeqCst);
+    board.mark(DONE).store(place as u64, Ordering::SeqCst);
+    if floor == DURABLE {
+        // Recovery ends with a checkpoint: what was found is on disk now.
+        board.mark(DURABLE).store(place as u64, Ordering::SeqCst);
+    }
+    follow(db, args, &board, &script, place)
+}
+
+/// Finds the place in the script, demands that the database is whole and works, and says which.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn verify(args: &Args) -> Result<String, String> {
+    let (board, script) = prepare(args)?;
+    let db = options(args).open(&args.database).map_err(|e| format!("open: {e}"))?;
+    let floor = if args.get("after_power_cut", false) { DURABLE } else { DONE };
+    let place = find(&db, &board, &script, floor)?;
+    check(&db, "before going on")?;
+    let end = (place + 40).min(script.ops.len());
+    proceed(&db, &script, place, end)?;
+    check(&db, "after going on")?;
+    db.close().map_err(|e| format!("close: {e}"))?;
+    let db = Options::new().read_only(true).open(&args.database);
+    let db = db.map_err(|e| format!("open at rest: {e}"))?;
+    let found = Digest::of(&db).map_err(|e| format!("read at rest: {e}"))?;
+    if found != script.digests[end] {
+        return Err(format!("at rest: {found:?} instead of {:?}", script.digests[end]));
+    }
+    Ok(format!("place {place}"))
+}
+
+fn follow(
+    db: Db,
+    args: &Args,
+    board: &Board,
+    script: &Script,
+    from: usize,
+) -> Result<String, String> {
+    let kill_before: usize = args.get("kill_before", usize::MAX);
+    let to = args.get("to", usize::MAX).min(script.ops.len());
+    let mut db = Some(db);
+    for n in from..to {
+        let op = &script.ops[n];
+        board.mark(BEGUN).store(n as u64 + 1, Ordering::SeqCst);
+        if n == kill_before {
+            // SAFETY: ends this process as a crash does.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        }
+        let open = db.as_ref().expect("open between operations");
+        op.run(open).map_err(|e| format!("operation {n}, {}: {e}", name(op)))?;
+        if *op == Op::Reopen {
+            db.take().expect("open").close().map_err(|e| format!("close: {e}"))?;
+            board.mark(DURABLE).store(n as u64, Ordering::SeqCst);
+            let again = options(args).open(&args.database);
+            db = Some(again.map_err(|e| format!("open again at {n}: {e}"))?);
+        }
+        board.mark(DONE).store(n as u64 + 1, Ordering::SeqCst);
+        if op.promises_durability() {
+            board.mark(DURABLE).store(n as u64 + 1, Ordering::SeqCst);
+        }
+    }
+    db.take().expect("open").close().map_err(|e| format!("close: {e}"))?;
+    board.mark(DURABLE).store(to as u64, Ordering::SeqCst);
+    if args.text("hits").is_some() {
+        crash::write_hits(&args.path("hits")).map_err(|e| format!("hits: {e}"))?;
+    }
+    Ok(format!("followed to {to}"))
+}
+
+fn name(op: &Op) -> String {
+    let text = format!("{op:?}");
+    text.split(['(', ' ']).next().unwrap_or_default().to_string()
+}
+
+/// The place in the script whose state `db` has.
+///
+/// # Errors
+/// If it is none that the board allows.
+pub fn find(db: &Db, board: &Board, script: &Script, floor: usize) -> Result<usize, String> {
+    let low = board.mark(floor).load(Ordering::SeqCst) as usize;
+    let high = board.mark(BEGUN).load(Ordering::SeqCst) as usize;
+    let found = Digest::of(db).map_err(|e| format!("read: {e}"))?;
+    script.place(found, low, high).ok_or_else(|| {
+        let elsewhere = script.place(found, 0, script.ops.len());
+        let expected = &script.digests[low.min(script.ops.len())];
+        format!(
+            "the state is none of the script's from {low} to {high}: {found:?} (the state after \
+             {low}: {expected:?}; elsewhere in the script: {elsewhere:?}; the operation begun: {})",
+            high.checked_sub(1).map(|n| name(&script.ops[n])).unwrap_or_default()
+        )
+    })
+}
+
+/// Carries out operations `from..to` of the script and demands the state that they lead to.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn proceed(db: &Db, script: &Script, from: usize, to: usize) -> Result<(), String> {
+    for n in from..to {
+        let op = &script.ops[n];
+        op.run(db).map_err(|e: Error| format!("operation {n}, {}: {e}", name(op)))?;
+    }
+    let found = Digest::of(db).map_err(|e| format!("read: {e}"))?;
+    if found != script.digests[to] {
+        return Err(format!(
+            "after operations {from} to {to}: {found:?} instead of {:?}",
+            script.digests[to]
+        ));
+    }
+    Ok(())
+}
+
+/// Demands that `db` is whole.
+///
+/// # Errors
+/// What check found.
+pub fn check(db: &Db, when: &str) -> Result<(), String> {
+    let report = db.check().map_err(|e| format!("{when}: check: {e}"))?;
+    if report.is_clean() { Ok(()) } else { Err(format!("{when}: {report:?}")) }
+}

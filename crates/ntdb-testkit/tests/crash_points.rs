@@ -1,0 +1,289 @@
+//! A process is killed at every named step of every write path, one by one; also at two, the
+//! second inside the repair of the first. A survivor that was attached all the time, or, if there
+//! is none, whoever opens next, finds the state before or after the operation, whole, and goes on.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ntdb::Db;
+use ntdb_testkit::args::Args;
+use ntdb_testkit::board::Board;
+use ntdb_testkit::crash::{self, Hits};
+use ntdb_testkit::lab::{Ended, Lab, PATIENCE, Worker};
+use ntdb_testkit::script::{Script, Shape};
+use ntdb_testkit::worker::scripted::{self, BEGUN, DONE};
+
+/// A survivor must never wait longer than this for the dead.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// What is followed, and with which options.
+#[derive(Clone, Copy)]
+struct Workload {
+    shape: Shape,
+    seed: u64,
+    page_size: u32,
+    hash_mask: u64,
+}
+
+const WORKLOADS: [Workload; 3] = [
+    Workload { shape: Shape::Full, seed: 1, page_size: 4096, hash_mask: u64::MAX },
+    // Equal hashes: overflow chains.
+    Workload { shape: Shape::Small, seed: 2, page_size: 4096, hash_mask: 0 },
+    Workload { shape: Shape::Small, seed: 3, page_size: 4096, hash_mask: 0xFF << 56 },
+];
+
+struct Scene {
+    lab: Lab,
+    board: Board,
+    script: Script,
+    workload: Workload,
+    name: String,
+}
+
+impl Scene {
+    fn new(workload: Workload, name: String) -> Scene {
+        let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
+        let board = Board::create(&lab.board(), 1, 1).expect("board");
+        let script = Script::new(workload.shape, workload.seed);
+        Scene { lab, board, script, workload, name }
+    }
+
+    fn worker(&self, role: &str) -> Worker {
+        self.lab
+            .worker(role)
+            .path("board", &self.lab.board())
+            .path("hits", &self.lab.dir().join("hits"))
+            .arg("shape", self.workload.shape.name())
+            .arg("seed", self.workload.seed)
+            .arg("page_size", self.workload.page_size)
+            .arg("hash_mask", format!("{:x}", self.workload.hash_mask))
+    }
+
+    fn hits(&self) -> Hits {
+        crash::read_hits(&self.lab.dir().join("hits"))
+    }
+
+    /// A survivor: attached before the crash and idle until it has happened.
+    fn attach(&self) -> Db {
+        let args = [
+            "script".to_string(),
+            self.lab.database().display().to_string(),
+            format!("page_size={}", self.workload.page_size),
+            format!("hash_mask={:x}", self.workload.hash_mask),
+        ];
+        let args = Args::parse(args).expect("arguments");
+        scripted::options(&args).open(self.lab.database()).expect("attach the survivor")
+    }
+
+    /// Runs `role` with a crash planned; says whether it came to it.
+    fn die(&self, role: &str, point: &str, nth: u64) -> bool {
+        let worker = self.worker(role).env("NTDB_CRASH", format!("{point}:{nth}"));
+        self.died(worker.spawn().end(PATIENCE), point)
+    }
+
+    fn died(&self, ended: Ended, point: &str) -> bool {
+        if ended.signal() == Some(libc::SIGKILL) {
+            return true;
+        }
+        assert!(
+            ended.status.success(),
+            "{}: at {point}: {}\n{}",
+            self.name,
+            ended.status,
+            ended.stderr
+        );
+        false
+    }
+
+    /// The survivor finds the state and goes on.
+    fn survive(&self, db: &Db) {
+        let start = Instant::now();
+        db.put(b"survivor", b"goes on").unwrap_or_else(|e| panic!("{}: put: {e}", self.name));
+        assert!(db.delete(b"survivor").unwrap_or_else(|e| panic!("{}: delete: {e}", self.name)));
+        let waited = start.elapsed();
+        assert!(waited < LONGEST_WAIT, "{}: the survivor waited {waited:?}", self.name);
+        self.go_on(db);
+    }
+
+    fn go_on(&self, db: &Db) {
+        let place = scripted::find(db, &self.board, &self.script, DONE)
+            .unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        let fail = |e: String| panic!("{}, place {place}: {e}", self.name);
+        scripted::check(db, "before going on").unwrap_or_else(fail);
+        let end = (place + 300).min(self.script.ops.len());
+        scripted::proceed(db, &self.script, place, end).unwrap_or_else(fail);
+        scripted::check(db, "after going on").unwrap_or_else(fail);
+    }
+
+    /// Nobody is attached; somebody opens the database.
+    fn open_and_go_on(&self) {
+        let db = self.attach();
+        self.go_on(&db);
+        drop(db);
+        let db = self.attach();
+        scripted::check(&db, "opened at rest").unwrap_or_else(|e| panic!("{}: {e}", self.name));
+    }
+}
+
+/// How often each crash point is passed by each workload.
+fn counting_runs() -> Vec<(Workload, Hits)> {
+    WORKLOADS
+        .iter()
+        .map(|&workload| {
+            let scene = Scene::new(workload, "counting run".into());
+            scene.worker("script").run();
+            (workload, scene.hits())
+        })
+        .collect()
+}
+
+/// The first passage, the second, one in the middle and the last.
+fn passages(hits: u64) -> Vec<u64> {
+    let mut passages = vec![1, 2, hits / 2 + 1, hits];
+    passages.retain(|&n| n >= 1 && n <= hits);
+    passages.sort_unstable();
+    passages.dedup();
+    passages
+}
+
+/// Runs `each` for all `cases` on two threads.
+fn in_parallel<T: Sync>(cases: &[T], each: impl Fn(&T) + Sync) {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        each(case);
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            if let Err(panic) = thread.join() {
+                next.store(cases.len(), Ordering::Relaxed);
+                std::panic::resume_unwind(panic);
+            }
+        }
+    });
+}
+
+fn cases() -> Vec<(Workload, String, u64)> {
+    let mut cases = Vec::new();
+    for (workload, hits) in counting_runs() {
+        for (point, passed) in hits {
+            for nth in passages(passed) {
+                cases.push((workload, point.clone(), nth));
+            }
+        }
+    }
+    assert!(!cases.is_empty(), "the workloads pass no crash point");
+    cases
+}
+
+#[test]
+fn beside_a_survivor() {
+    let cases = cases();
+    in_parallel(&cases, |(workload, point, nth)| {
+        let scene = Scene::new(*workload, format!("killed at {point}:{nth}, survivor attached"));
+        let survivor = scene.attach();
+        // Some points are passed only by the first to open or the last to close.
+        scene.die("script", point, *nth);
+        scene.survive(&survivor);
+    });
+    println!("{} crashes beside a survivor", cases.len());
+}
+
+#[test]
+fn with_nobody_left() {
+    let cases = cases();
+    in_parallel(&cases, |(workload, point, nth)| {
+        let scene = Scene::new(*workload, format!("killed at {point}:{nth}, nobody attached"));
+        assert!(scene.die("script", point, *nth), "{}: it did not die", scene.name);
+        scene.open_and_go_on();
+    });
+    println!("{} crashes with nobody left", cases.len());
+}
+
+#[test]
+fn again_inside_the_repair() {
+    // For every crash, what does whoever comes next pass that an undisturbed run does not, or
+    // passes before its first operation? Kill it there.
+    let mut first_crashes: BTreeMap<String, (Workload, u64)> = BTreeMap::new();
+    for (workload, hits) in counting_runs() {
+        for (point, passed) in hits {
+            first_crashes.entry(point).or_insert((workload, passed / 2 + 1));
+        }
+    }
+    let mut pairs = Vec::new();
+    for survivor in [true, false] {
+        for (point, (workload, nth)) in &first_crashes {
+            pairs.push((*workload, point.clone(), *nth, survivor));
+        }
+    }
+    let crashes = std::sync::atomic::AtomicU64::new(0);
+    in_parallel(&pairs, |(workload, point, nth, with_survivor)| {
+        let name = format!("killed at {point}:{nth} (survivor: {with_survivor})");
+        let probe = Scene::new(*workload, name.clone());
+        let repair = {
+            let survivor = with_survivor.then(|| probe.attach());
+            probe.die("script", point, *nth);
+            // One operation is enough to find the dead; `to` keeps the probe short.
+            let place = probe.board.mark(BEGUN).load(Ordering::SeqCst) + 1;
+            probe.worker("script-resume").arg("to", place).run();
+            drop(survivor);
+            probe.hits()
+        };
+        for (second, passed) in repair {
+            if !second.starts_with("repair.") && !second.starts_with("recover") {
+                continue;
+            }
+            for nth_second in passages(passed).into_iter().take(3) {
+                let name = format!("{name}, then at {second}:{nth_second}");
+                let scene = Scene::new(*workload, name);
+                let survivor = with_survivor.then(|| scene.attach());
+                scene.die("script", point, *nth);
+                scene.die("script-resume", &second, nth_second);
+                crashes.fetch_add(1, Ordering::Relaxed);
+                match &survivor {
+                    Some(db) => scene.survive(db),
+                    None => scene.open_and_go_on(),
+                }
+            }
+        }
+    });
+    let crashes = crashes.into_inner();
+    println!("{crashes} crashes inside a repair");
+    assert!(crashes > 0, "no crash point inside a repair was passed");
+}
+
+#[test]
+fn are_all_reached() {
+    let mut passed: Hits = BTreeMap::new();
+    let mut add = |hits: Hits| {
+        for (name, n) in hits {
+            *passed.entry(name).or_default() += n;
+        }
+    };
+    let runs = counting_runs();
+    for (workload, hits) in &runs {
+        add(hits.clone());
+        for (point, n) in hits {
+            for survivor in [true, false] {
+                let scene = Scene::new(*workload, format!("reach beyond {point}"));
+                let attached = survivor.then(|| scene.attach());
+                scene.die("script", point, n / 2 + 1);
+                let place = scene.board.mark(BEGUN).load(Ordering::SeqCst) + 1;
+                scene.worker("script-resume").arg("to", place).run();
+                drop(attached);
+                add(scene.hits());
+            }
+        }
+    }
+    let names = crash::names_in_source();
+    assert!(!names.is_empty(), "the source names no crash point");
+    let missed: Vec<_> = names.iter().filter(|name| !passed.contains_key(*name)).collect();
+    println!("{} crash points: {:?}", names.len(), passed);
+    assert!(missed.is_empty(), "no workload passes {missed:?}");
+}
