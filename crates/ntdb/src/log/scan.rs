@@ -79,7 +79,6 @@ impl<'f> Scanner<'f> {
     /// called: what was appended meanwhile is then found.
     ///
     /// The record borrows the scanner's buffer, so this cannot be an `Iterator`.
-    #[expect(clippy::should_implement_trait, reason = "the item borrows the scanner")]
     pub fn next(&mut self) -> Result<Option<Scanned<'_>>, ScanProblem> {
         let lsn = self.position;
         let Some(offset) = self.log.offset_of(lsn) else {

@@ -31,8 +31,8 @@ fn bytes_of_a_record_are_what_the_format_says() {
     assert_eq!(record[..4], 15u32.to_le_bytes());
     assert_eq!(record[8..], *b"\x01\x02abxyz");
     let mut x = u128::from(SALT)
-        ^ (4711 * 0x9E37_79B9_7F4A_7C15u128) % (1 << 64)
-        ^ (15 * 0xC2B2_AE3D_27D4_EB4Fu128) % (1 << 64);
+        ^ ((4711 * 0x9E37_79B9_7F4A_7C15u128) % (1 << 64))
+        ^ ((15 * 0xC2B2_AE3D_27D4_EB4Fu128) % (1 << 64));
     for _ in 0..2 {
         x = ((x ^ (x >> 32)) * 0xD6E8_FEB8_6659_FD93) % (1 << 64);
     }
