@@ -1,0 +1,3 @@
+//! The benchmarks of `ntdb bench`.
+
+pub mod speed;

@@ -1,0 +1,329 @@
+//! `ntdb bench speed`: eight kinds of operations, timed one after the other on a new database.
+//!
+//! The lines have the form that TDB's own `speed` program prints, so that figures can be laid side
+//! by side. What each phase does stands in the help text (`cli.rs`). Every phase counts what it
+//! found, and a wrong count fails the benchmark: a fast wrong answer is no figure.
+
+use std::fs;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use ntdb::Db;
+use serde::Serialize;
+
+use crate::cli::{GlobalOptions, KeyOrder, SpeedArgs};
+use crate::failure::Failure;
+use crate::opening;
+use crate::output::Output;
+
+/// Offset of the permutation in which Deleting goes through the indices.
+const DELETING_OFFSET: u64 = 100_003;
+/// Offset of the permutation in which Churning goes through the indices.
+const CHURNING_OFFSET: u64 = 1_000_019;
+
+/// The figures of one phase.
+#[derive(Serialize)]
+struct Phase {
+    name: &'static str,
+    operations: u32,
+    ns_per_operation: f64,
+    file_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    records: u32,
+    keys: &'static str,
+    value_bytes: usize,
+    in_memory: bool,
+    synced: bool,
+    page_bytes: u32,
+    phases: &'a [Phase],
+}
+
+/// Runs the eight phases.
+pub fn run(global: &GlobalOptions, args: &SpeedArgs) -> Result<(), Failure> {
+    let place = Place::new(args)?;
+    let mut options = opening::options(global);
+    opening::with_creation(options.create_new(true), &args.new);
+    let db = match place.path() {
+        Some(path) => options.open(path)?,
+        None => options.open_in_memory()?,
+    };
+    let mut speed = Speed { args, db, path: place.path(), out: Output::new(), phases: Vec::new() };
+    speed.run_all_phases()?;
+    let Speed { db, mut out, phases, .. } = speed;
+    if args.json {
+        out.json(&Report {
+            records: args.records,
+            keys: match args.keys {
+                KeyOrder::Seq => "seq",
+                KeyOrder::Random => "random",
+            },
+            value_bytes: args.value_size,
+            in_memory: args.internal,
+            synced: !args.no_sync,
+            page_bytes: db.stat()?.page_size,
+            phases: &phases,
+        })?;
+    }
+    out.finish()?;
+    Ok(db.close()?)
+}
+
+/// Whether a phase changes the database, and so ends with a sync.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Reads,
+    Writes,
+}
+
+struct Speed<'a> {
+    args: &'a SpeedArgs,
+    db: Db,
+    path: Option<&'a Path>,
+    out: Output,
+    phases: Vec<Phase>,
+}
+
+impl Speed<'_> {
+    fn run_all_phases(&mut self) -> Result<(), Failure> {
+        let n = self.args.records;
+        let key = match self.args.keys {
+            KeyOrder::Seq => |index: u32| index.to_le_bytes(),
+            KeyOrder::Random => |index: u32| scramble(index).to_le_bytes(),
+        };
+        let permuted = move |j: u32, offset: u64| ((u64::from(j) + offset) % u64::from(n)) as u32;
+        let mut values = Values::new(self.args.value_size);
+        let mut found = vec![0; self.args.value_size];
+
+        self.phase("Adding", Kind::Writes, n, |db| {
+            count(0..n, |i| db.insert(&key(i), values.of(i)))
+        })?;
+        self.phase("Finding", Kind::Reads, n, |db| {
+            count(0..n, |i| {
+                let length = db.get_into(&key(i), &mut found)?;
+                Ok(length == Some(found.len()) && found == values.of(i))
+            })
+        })?;
+        self.phase("Missing", Kind::Reads, n, |db| {
+            // 2N and up: what Churning adds ends below.
+            count(2 * n..3 * n, |i| Ok(db.get_into(&key(i), &mut found)?.is_none()))
+        })?;
+        self.phase("Traversing", Kind::Reads, n, |db| {
+            let mut bytes = 0;
+            let visited = db.for_each(|key, value| {
+                bytes += key.len() + value.len();
+                ControlFlow::Continue(())
+            })?;
+            let whole = bytes as u64 == u64::from(n) * (4 + values.size as u64);
+            Ok(if whole { visited } else { 0 })
+        })?;
+        self.phase("Deleting", Kind::Writes, n, |db| {
+            count(0..n, |j| db.delete(&key(permuted(j, DELETING_OFFSET))))
+        })?;
+        self.phase("Re-adding", Kind::Writes, n, |db| {
+            count(0..n, |i| db.insert(&key(i), values.of(i)))
+        })?;
+        let doubled_bytes = 2 * self.args.value_size as u64;
+        self.phase("Appending", Kind::Writes, n, |db| {
+            count(0..n, |i| Ok(db.append(&key(i), values.of(i))? == doubled_bytes))
+        })?;
+        self.phase("Churning", Kind::Writes, n, |db| {
+            count(0..n, |j| {
+                let i = permuted(j, CHURNING_OFFSET);
+                Ok(db.delete(&key(i))? && db.insert(&key(i + n), values.of(i))?)
+            })
+        })?;
+        self.expect("the end", self.db.len()?)
+    }
+
+    /// Times a phase, which returns how many of its operations answered as they should.
+    fn phase(
+        &mut self,
+        name: &'static str,
+        kind: Kind,
+        operations: u32,
+        run: impl FnOnce(&Db) -> ntdb::Result<u64>,
+    ) -> Result<(), Failure> {
+        let started = Instant::now();
+        let right = run(&self.db)?;
+        if kind == Kind::Writes && !self.args.no_sync && self.path.is_some() {
+            self.db.sync()?;
+        }
+        let took = started.elapsed();
+        self.expect(name, right)?;
+        let file_bytes = self.file_bytes()?;
+        let ns_per_operation = took.as_nanos() as f64 / f64::from(operations);
+        if !self.args.json {
+            self.out.line(format_args!(
+                "{name} {operations} records:  {ns_per_operation:.0} ns ({file_bytes} bytes)"
+            ))?;
+            // A line as soon as it is known: the next phase may take minutes.
+            self.out.flush()?;
+        }
+        self.phases.push(Phase { name, operations, ns_per_operation, file_bytes });
+        Ok(())
+    }
+
+    fn expect(&self, name: &str, right: u64) -> Result<(), Failure> {
+        let expected = u64::from(self.args.records);
+        if right == expected {
+            return Ok(());
+        }
+        let file =
+            self.path.map_or("the database in memory".into(), |path| path.display().to_string());
+        Err(Failure::Wrong(format!(
+            "{file}: {name}: {right} right answers instead of {expected}; run `ntdb check` if \
+             the file is still there, and report this"
+        )))
+    }
+
+    fn file_bytes(&self) -> Result<u64, Failure> {
+        let Some(path) = self.path else { return Ok(self.db.stat()?.file_bytes) };
+        let metadata = fs::metadata(path).map_err(|source| Failure::File {
+            name: path.display().to_string(),
+            action: "measure",
+            source,
+        })?;
+        Ok(metadata.len())
+    }
+}
+
+/// Counts for how many indices `answer` is right.
+fn count(
+    indices: std::ops::Range<u32>,
+    mut answer: impl FnMut(u32) -> ntdb::Result<bool>,
+) -> ntdb::Result<u64> {
+    let mut right = 0;
+    for index in indices {
+        right += u64::from(answer(index)?);
+    }
+    Ok(right)
+}
+
+/// A one-to-one map of the 32-bit numbers that leaves no order: multiplications by odd numbers and
+/// shifted xors, each of which can be undone.
+fn scramble(index: u32) -> u32 {
+    let mut x = index ^ 0x5bd1_e995;
+    x ^= x >> 16;
+    x = x.wrapping_mul(0x85eb_ca6b);
+    x ^= x >> 13;
+    x = x.wrapping_mul(0xc2b2_ae35);
+    x ^ (x >> 16)
+}
+
+/// Values of one length that tell which index they belong to: its bytes at the beginning.
+struct Values {
+    bytes: Vec<u8>,
+    size: usize,
+}
+
+impl Values {
+    fn new(size: usize) -> Values {
+        Values { bytes: vec![b'.'; size.max(4)], size }
+    }
+
+    fn of(&mut self, index: u32) -> &[u8] {
+        self.bytes[..4].copy_from_slice(&index.to_le_bytes());
+        &self.bytes[..self.size]
+    }
+}
+
+/// Where the database lies, and whether it goes away afterwards.
+enum Place {
+    Memory,
+    Kept(PathBuf),
+    Temporary { dir: PathBuf, file: PathBuf },
+}
+
+impl Place {
+    fn new(args: &SpeedArgs) -> Result<Place, Failure> {
+        if args.internal {
+            return Ok(Place::Memory);
+        }
+        if let Some(path) = &args.file {
+            return Ok(Place::Kept(path.clone()));
+        }
+        // A directory of our own: nobody else can put a file where ours and its companions go.
+        let parent = std::env::temp_dir();
+        let nanoseconds = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.subsec_nanos());
+        let dir = parent.join(format!("ntdb-speed-{}-{nanoseconds}", std::process::id()));
+        fs::DirBuilder::new().mode(0o700).create(&dir).map_err(|source| Failure::File {
+            name: dir.display().to_string(),
+            action: "make the temporary directory",
+            source,
+        })?;
+        let file = dir.join("speed.ntdb");
+        Ok(Place::Temporary { dir, file })
+    }
+
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Place::Memory => None,
+            Place::Kept(file) | Place::Temporary { file, .. } => Some(file),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Place::Temporary { dir, .. } = self {
+            match fs::remove_dir_all(&*dir) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    eprintln!("ntdb: {}: cannot remove: {error}; remove it by hand", dir.display());
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Undoes [`scramble`], which proves that it is one to one.
+    fn unscramble(scrambled: u32) -> u32 {
+        let inverse = |odd: u32| {
+            // Newton's iteration doubles the number of right bits: 3, 6, 12, 24, 48.
+            let mut x = odd;
+            for _ in 0..4 {
+                x = x.wrapping_mul(2u32.wrapping_sub(odd.wrapping_mul(x)));
+            }
+            x
+        };
+        let mut x = scrambled;
+        x ^= x >> 16;
+        x = x.wrapping_mul(inverse(0xc2b2_ae35));
+        x ^= (x >> 13) ^ (x >> 26);
+        x = x.wrapping_mul(inverse(0x85eb_ca6b));
+        x ^= x >> 16;
+        x ^ 0x5bd1_e995
+    }
+
+    proptest! {
+        #[test]
+        fn scrambling_can_be_undone(index: u32) {
+            prop_assert_eq!(unscramble(scramble(index)), index);
+        }
+    }
+
+    #[test]
+    fn scrambled_neighbours_are_far_apart() {
+        let close = (0..1000).filter(|&i| scramble(i).abs_diff(scramble(i + 1)) < 1 << 16).count();
+        assert!(close < 10, "{close}");
+    }
+
+    #[test]
+    fn values_have_their_length_and_tell_their_index() {
+        let mut values = Values::new(6);
+        assert_eq!(values.of(0x0403_0201), b"\x01\x02\x03\x04..");
+        assert_eq!(Values::new(0).of(7), b"");
+        assert_eq!(Values::new(2).of(0x0201), b"\x01\x02");
+    }
+}

@@ -1,0 +1,543 @@
+//! The command line: what can be asked for, and the help that explains it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+
+const STATUSES: &str = "\
+Exit status:
+  0  done, found
+  1  the key is not found, or already there (insert); the database is already there (create)
+  2  wrong usage
+  3  other errors: no such database, malformed input, input or output failed
+  4  the database is damaged, or the file is not one
+  5  a lock was not free within --lock-timeout
+  6  no room: disk full, quota, file-size limit
+  7  permission denied
+
+Data go to standard output, messages to standard error.";
+
+const EXAMPLES: &str = "\
+Examples:
+  ntdb create colours.ntdb
+  ntdb put colours.ntdb sky blue
+  ntdb get colours.ntdb sky
+  ntdb dump colours.ntdb | ntdb load --create copy.ntdb
+  ntdb check colours.ntdb";
+
+/// One file of keys and values that many processes read and write at the same time.
+///
+/// No server, no setting to guess, safe from crashes. Every command may run while other processes
+/// use the same database.
+#[derive(Parser, Debug)]
+#[command(name = "ntdb", version, propagate_version = true, max_term_width = 100)]
+#[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{STATUSES}"))]
+pub struct Cli {
+    /// Options of every command.
+    #[command(flatten)]
+    pub global: GlobalOptions,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options that every command takes.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Options of every command")]
+pub struct GlobalOptions {
+    /// Wait until what was written is on disk, also safe from a power cut
+    #[arg(long, global = true)]
+    pub durable: bool,
+    /// Give up (status 5) if a lock is not free for so long; without it, wait
+    #[arg(long, global = true, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub lock_timeout: Option<Duration>,
+    /// Print no progress, no counts, and no message where status 1 says it all
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// Directory of the shared-memory companion file, the same for every process
+    #[arg(long, global = true, value_name = "DIR", hide_short_help = true)]
+    pub shm_dir: Option<PathBuf>,
+    /// Addresses to reserve for the mapping (512M, 64G), where `ulimit -v` is tight
+    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(hide_short_help = true)]
+    pub address_space: Option<u64>,
+    /// Open on a network file system too; only one host may then use the database
+    #[arg(long, global = true, hide_short_help = true)]
+    pub allow_unsuitable_file_system: bool,
+}
+
+/// The subcommands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Make a new, empty database
+    #[command(after_help = "\
+Examples:
+  ntdb create users.ntdb
+  ntdb create users.ntdb --mode 600 --page-size 8192 --reserve 20")]
+    Create(CreateArgs),
+    /// Print the value of a key
+    #[command(after_help = "\
+Examples:
+  ntdb get users.ntdb alice
+  ntdb get users.ntdb picture --raw > picture.png
+  ntdb get users.ntdb 00ff --hex
+  ntdb get users.ntdb alice --json        {\"key\":\"alice\",\"value\":\"1000\"}")]
+    Get(GetArgs),
+    /// Store a value, whether the key is there or not
+    #[command(after_help = "\
+Examples:
+  ntdb put users.ntdb alice 1000
+  ntdb put users.ntdb picture --file picture.png
+  date | ntdb put users.ntdb now -
+  ntdb put users.ntdb 00ff cafe --hex
+  ntdb put users.ntdb -- --key-with-dashes value")]
+    Put(StoreArgs),
+    /// Store a value if the key is absent (status 1 if it is there)
+    #[command(after_help = "\
+Examples:
+  ntdb insert users.ntdb alice 1000 || echo 'taken'")]
+    Insert(StoreArgs),
+    /// Add bytes to the end of a value; an absent key counts as empty
+    #[command(after_help = "\
+Examples:
+  ntdb append log.ntdb 2024-05-01 'one more line
+'
+  journalctl -b | ntdb append log.ntdb boot -")]
+    Append(StoreArgs),
+    /// Delete keys (status 1 if one was not there)
+    #[command(after_help = "\
+Examples:
+  ntdb delete users.ntdb alice
+  ntdb delete users.ntdb alice bob carol")]
+    Delete(DeleteArgs),
+    /// Ask whether a key is there: status 0 or 1, no output
+    #[command(after_help = "\
+Examples:
+  if ntdb exists users.ntdb alice; then echo known; fi
+  ntdb exists users.ntdb alice --json     {\"key\":\"alice\",\"exists\":true}")]
+    Exists(ExistsArgs),
+    /// Print all keys, in no particular order
+    #[command(after_help = "\
+Keys are printed with the escapes of `dump` (\\t \\n \\r \\\\ \\xHH), one a line; with --hex in
+hexadecimal, with --json as a JSON string or {\"base64\": \"...\"} a line, with --null as they are,
+each followed by a NUL byte.
+
+Examples:
+  ntdb list users.ntdb | sort
+  ntdb list users.ntdb --prefix al
+  ntdb list users.ntdb --null | xargs -0 -n 100 ntdb delete users.ntdb --")]
+    List(ListArgs),
+    /// Store the records of a text
+    #[command(after_help = "\
+Formats (the same as of `dump`):
+  default       KEY TAB VALUE a line, with the escapes \\t \\n \\r \\\\ \\xHH
+  --json-lines  {\"key\": K, \"value\": V} a line; K and V are strings or {\"base64\": \"...\"}
+  --tdb         the text that `tdbdump` prints and `tdbrestore` reads
+
+A record of the input replaces what is stored under its key; of two records with the same key the
+later one stays, with any number of processes. With --durable all is synced to disk once, at the end.
+A malformed line ends the load with status 3 and is named; what was before it is stored.
+
+Examples:
+  ntdb load --create users.ntdb users.txt
+  ntdb load users.ntdb < users.txt
+  tdbdump old.tdb | ntdb load --create --tdb new.ntdb
+  ntdb load --create unicode.ntdb UnicodeData.txt --separator ';' --no-escapes --processes 4")]
+    Load(LoadArgs),
+    /// One worker process of `load --processes`
+    #[command(hide = true)]
+    LoadWorker(LoadWorkerArgs),
+    /// Print all records as text that `load` reads back, byte for byte
+    #[command(after_help = "\
+Examples:
+  ntdb dump users.ntdb > users.txt
+  ntdb dump users.ntdb --json-lines | jq -r .key
+  ntdb dump users.ntdb --tdb | tdbrestore users.tdb
+  ntdb dump old.ntdb | ntdb load --create new.ntdb")]
+    Dump(DumpArgs),
+    /// Print facts about a database: size, records, who uses it
+    #[command(after_help = "\
+Examples:
+  ntdb stat users.ntdb
+  ntdb stat users.ntdb --json | jq .records")]
+    Stat(InspectArgs),
+    /// Verify everything, checksums included (status 4 if something is wrong)
+    #[command(after_help = "\
+Examples:
+  ntdb check users.ntdb && echo sound
+  ntdb check users.ntdb --json | jq -r '.problems[]'")]
+    Check(InspectArgs),
+    /// Measure speed
+    Bench(BenchArgs),
+}
+
+/// Arguments of `create`.
+#[derive(Args, Debug)]
+pub struct CreateArgs {
+    /// The database
+    pub file: PathBuf,
+    /// Properties of the new database.
+    #[command(flatten)]
+    pub new: CreateOptions,
+}
+
+/// Properties of a new database.
+#[derive(Args, Clone, Debug, Default)]
+pub struct CreateOptions {
+    /// Page size: a power of two from 4096 to 65536 (4K to 64K)
+    #[arg(long, value_name = "BYTES", value_parser = parse_page_size)]
+    pub page_size: Option<u32>,
+    /// Percent of each page (0 to 90) to leave free for later updates
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=90))]
+    pub reserve: Option<u8>,
+    /// Permission bits of the file, in octal; the umask applies [default: 644]
+    #[arg(long, value_name = "OCTAL", value_parser = parse_mode)]
+    pub mode: Option<u32>,
+}
+
+/// Opening for reading only.
+#[derive(Args, Clone, Debug)]
+pub struct ReadOptions {
+    /// Open read-only, even where writing is allowed
+    #[arg(long)]
+    pub read_only: bool,
+}
+
+/// Arguments of `get`.
+#[derive(Args, Debug)]
+pub struct GetArgs {
+    /// The database
+    pub file: PathBuf,
+    /// The key, as it stands
+    #[arg(allow_negative_numbers = true)]
+    pub key: OsString,
+    /// The key is given, and the value printed, in hexadecimal
+    #[arg(long)]
+    pub hex: bool,
+    /// Print the value alone, without a newline behind it
+    #[arg(long, conflicts_with = "json")]
+    pub raw: bool,
+    /// Print {"key": ..., "value": ...}; the value is null if the key is absent
+    #[arg(long, conflicts_with = "hex")]
+    pub json: bool,
+    /// How to open.
+    #[command(flatten)]
+    pub read: ReadOptions,
+}
+
+/// Arguments of `put`, `insert` and `append`.
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("source").required(true).args(["value", "from_file"]))]
+pub struct StoreArgs {
+    /// The database
+    pub file: PathBuf,
+    /// The key, as it stands
+    #[arg(allow_negative_numbers = true)]
+    pub key: OsString,
+    /// The value, as it stands; `-` reads it from standard input
+    #[arg(allow_negative_numbers = true)]
+    pub value: Option<OsString>,
+    /// Read the value from this file
+    #[arg(long = "file", value_name = "PATH", id = "from_file")]
+    pub from_file: Option<PathBuf>,
+    /// The key and the VALUE argument are in hexadecimal
+    #[arg(long)]
+    pub hex: bool,
+    /// Make the database if it is absent
+    #[arg(long)]
+    pub create: bool,
+}
+
+/// Arguments of `delete`.
+#[derive(Args, Debug)]
+pub struct DeleteArgs {
+    /// The database
+    pub file: PathBuf,
+    /// The keys, as they stand
+    #[arg(required = true, value_name = "KEY", allow_negative_numbers = true)]
+    pub keys: Vec<OsString>,
+    /// The keys are in hexadecimal
+    #[arg(long)]
+    pub hex: bool,
+}
+
+/// Arguments of `exists`.
+#[derive(Args, Debug)]
+pub struct ExistsArgs {
+    /// The database
+    pub file: PathBuf,
+    /// The key, as it stands
+    #[arg(allow_negative_numbers = true)]
+    pub key: OsString,
+    /// The key is in hexadecimal
+    #[arg(long)]
+    pub hex: bool,
+    /// Print {"key": ..., "exists": true or false}
+    #[arg(long)]
+    pub json: bool,
+    /// How to open.
+    #[command(flatten)]
+    pub read: ReadOptions,
+}
+
+/// Arguments of `list`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// The database
+    pub file: PathBuf,
+    /// Only keys that begin with this
+    #[arg(long)]
+    pub prefix: Option<OsString>,
+    /// Print keys in hexadecimal; PREFIX is given so, too
+    #[arg(long)]
+    pub hex: bool,
+    /// Print a JSON value a line
+    #[arg(long, conflicts_with = "hex")]
+    pub json: bool,
+    /// Print keys as they are, each followed by a NUL byte
+    #[arg(long, short = '0', conflicts_with_all = ["hex", "json"])]
+    pub null: bool,
+    /// How to open.
+    #[command(flatten)]
+    pub read: ReadOptions,
+}
+
+/// Which text format.
+#[derive(Args, Clone, Debug, Default)]
+pub struct FormatOptions {
+    /// One JSON object a line
+    #[arg(long, conflicts_with = "tdb")]
+    pub json_lines: bool,
+    /// The text of `tdbdump` and `tdbrestore`
+    #[arg(long)]
+    pub tdb: bool,
+    /// What stands between key and value on a line [default: TAB]
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["json_lines", "tdb"])]
+    pub separator: Option<OsString>,
+}
+
+/// What `load` and its workers have in common.
+#[derive(Args, Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// The format.
+    #[command(flatten)]
+    pub format: FormatOptions,
+    /// A backslash in the input is just a backslash
+    #[arg(long, conflicts_with_all = ["json_lines", "tdb"])]
+    pub no_escapes: bool,
+    /// Keep what is stored: skip records whose key is already there
+    #[arg(long)]
+    pub if_absent: bool,
+}
+
+/// Arguments of `load`.
+#[derive(Args, Debug)]
+pub struct LoadArgs {
+    /// The database
+    pub file: PathBuf,
+    /// The text; `-` or nothing reads standard input
+    pub input: Option<PathBuf>,
+    /// What to read and how to store it.
+    #[command(flatten)]
+    pub load: LoadOptions,
+    /// Share the work between so many processes; if one dies, its share is done again
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub processes: u32,
+    /// Make the database if it is absent
+    #[arg(long)]
+    pub create: bool,
+    /// For demonstrations: let the first worker be killed (SIGKILL) at work, and replace it
+    #[arg(long, hide = true)]
+    pub kill_one_worker: bool,
+}
+
+/// Arguments of the hidden `load-worker`; its input is a regular file on standard input.
+#[derive(Args, Debug)]
+pub struct LoadWorkerArgs {
+    /// The database
+    pub file: PathBuf,
+    /// What to read and how to store it.
+    #[command(flatten)]
+    pub load: LoadOptions,
+    /// What messages call the input
+    #[arg(long)]
+    pub input_name: String,
+    /// Which share of the keys is this worker's
+    #[arg(long)]
+    pub share: u32,
+    /// How many shares there are
+    #[arg(long)]
+    pub shares: u32,
+    /// Number of records at the beginning that a predecessor has dealt with
+    #[arg(long, default_value_t = 0)]
+    pub skip_records: u64,
+    /// At this record, say so and repeat it until killed
+    #[arg(long)]
+    pub linger_at: Option<u64>,
+}
+
+/// Arguments of `dump`.
+#[derive(Args, Debug)]
+pub struct DumpArgs {
+    /// The database
+    pub file: PathBuf,
+    /// The format.
+    #[command(flatten)]
+    pub format: FormatOptions,
+    /// How to open.
+    #[command(flatten)]
+    pub read: ReadOptions,
+}
+
+/// Arguments of `stat` and `check`.
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    /// The database
+    pub file: PathBuf,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// How to open.
+    #[command(flatten)]
+    pub read: ReadOptions,
+}
+
+/// Arguments of `bench`.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// Which benchmark.
+    #[command(subcommand)]
+    pub benchmark: Benchmark,
+}
+
+/// The benchmarks.
+#[derive(Subcommand, Debug)]
+pub enum Benchmark {
+    /// Time eight kinds of operations on a new database
+    #[command(long_about = "\
+Time eight kinds of operations on a new database, one thread of one process, and print for each the
+nanoseconds per operation and the size of the data file afterwards.
+
+  Adding      inserts keys 0 to N-1
+  Finding     copies the value of each key, in the order of insertion
+  Missing     looks up N keys that are never there
+  Traversing  visits all records once
+  Deleting    deletes all: keys of index (j + 100003) mod N, for j from 0
+  Re-adding   inserts all again
+  Appending   adds as many bytes as a value has to each value
+  Churning    deletes the key of index i = (j + 1000019) mod N and inserts i + N, for each j;
+              such a pair counts as one operation
+
+A key is its index, 4 bytes little-endian (--keys random: scrambled, one to one). Every answer is
+counted, and a wrong count ends the benchmark with status 3. What is timed is the loop, and for the
+phases that change something the sync to disk behind it, unless --no-sync. Opening and closing are
+not timed.")]
+    #[command(after_help = "\
+Examples:
+  ntdb bench speed
+  ntdb bench speed 1000000 --no-sync
+  ntdb bench speed 100000 --keys random --value-size 100 --json
+  ntdb bench speed 100000 --internal")]
+    Speed(SpeedArgs),
+}
+
+/// Arguments of `bench speed`.
+#[derive(Args, Debug)]
+pub struct SpeedArgs {
+    /// How many records
+    #[arg(value_name = "N", default_value_t = 1000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
+    pub records: u32,
+    /// Use this new file and leave it there; without, a temporary file in $TMPDIR
+    #[arg(long, value_name = "PATH", conflicts_with = "internal")]
+    pub file: Option<PathBuf>,
+    /// Use a database in memory
+    #[arg(long)]
+    pub internal: bool,
+    /// Leave out the sync to disk at the end of each phase
+    #[arg(long)]
+    pub no_sync: bool,
+    /// Which keys: the index itself, or scrambled
+    #[arg(long, value_enum, default_value_t = KeyOrder::Seq)]
+    pub keys: KeyOrder,
+    /// Length of a value
+    #[arg(long, value_name = "BYTES", default_value_t = 4)]
+    pub value_size: usize,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Properties of the new database.
+    #[command(flatten)]
+    pub new: CreateOptions,
+}
+
+/// The keys of `bench speed`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KeyOrder {
+    /// The index.
+    Seq,
+    /// A one-to-one scramble of the index.
+    Random,
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_string())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+/// A number of bytes: digits, or digits and K, M, G or T for powers of 1024.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
+        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
+        Some(b'T' | b't') => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| "not a number of bytes".to_string())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "too large".to_string())
+}
+
+fn parse_page_size(text: &str) -> Result<u32, String> {
+    let bytes = parse_bytes(text)?;
+    if bytes.is_power_of_two() && (4096..=65536).contains(&bytes) {
+        Ok(bytes as u32)
+    } else {
+        Err("not a power of two from 4096 to 65536".to_string())
+    }
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        _ => Err("not octal permission bits such as 640".to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_declaration_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_and_modes() {
+        assert_eq!(parse_bytes("512M"), Ok(512 << 20));
+        assert_eq!(parse_bytes("7"), Ok(7));
+        assert!(parse_bytes("").is_err() && parse_bytes("K").is_err());
+        assert!(parse_bytes("99999999999T").is_err());
+        assert_eq!(parse_page_size("8k"), Ok(8192));
+        assert!(parse_page_size("5000").is_err() && parse_page_size("128K").is_err());
+        assert_eq!(parse_mode("640"), Ok(0o640));
+        assert!(parse_mode("999").is_err() && parse_mode("1777").is_err());
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(parse_seconds("-1").is_err() && parse_seconds("nan").is_err());
+    }
+}

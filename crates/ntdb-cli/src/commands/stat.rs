@@ -1,0 +1,92 @@
+//! `ntdb stat`.
+
+use std::path::Path;
+
+use ntdb::Stat;
+use serde::Serialize;
+
+use crate::cli::{GlobalOptions, InspectArgs};
+use crate::failure::Failure;
+use crate::opening;
+use crate::output::Output;
+use crate::progress::grouped;
+
+/// The members of [`Stat`], and what follows from them.
+#[derive(Serialize)]
+struct Facts<'a> {
+    page_size: u32,
+    records: u64,
+    file_bytes: u64,
+    bytes_per_record: Option<f64>,
+    free_bytes: u64,
+    retired_bytes: u64,
+    log_bytes: u64,
+    change_counter: u64,
+    depth: u32,
+    epoch: u64,
+    reserve_percent: u8,
+    processes: &'a [u32],
+    oldest_reader: Option<u32>,
+}
+
+/// Prints facts about a database.
+pub fn run(global: &GlobalOptions, args: &InspectArgs) -> Result<(), Failure> {
+    let db = opening::for_reading(global, &args.file, args.read.read_only)?;
+    let stat = db.stat()?;
+    db.close()?;
+    let facts = facts(&stat);
+    let mut out = Output::new();
+    if args.json {
+        out.json(&facts)?;
+    } else {
+        for (name, text) in table(&args.file, &facts) {
+            out.line(format_args!("{name:<22}{text}"))?;
+        }
+    }
+    out.finish()
+}
+
+fn facts(stat: &Stat) -> Facts<'_> {
+    Facts {
+        page_size: stat.page_size,
+        records: stat.records,
+        file_bytes: stat.file_bytes,
+        bytes_per_record: (stat.records > 0).then(|| stat.file_bytes as f64 / stat.records as f64),
+        free_bytes: stat.free_bytes,
+        retired_bytes: stat.retired_bytes,
+        log_bytes: stat.log_bytes,
+        change_counter: stat.change_counter,
+        depth: stat.depth,
+        epoch: stat.epoch,
+        reserve_percent: stat.reserve_percent,
+        processes: &stat.processes,
+        oldest_reader: stat.oldest_reader,
+    }
+}
+
+fn table(file: &Path, facts: &Facts) -> Vec<(&'static str, String)> {
+    let bytes = |number: u64| format!("{} bytes", grouped(number));
+    let ids: Vec<String> = facts.processes.iter().map(u32::to_string).collect();
+    vec![
+        ("database", file.display().to_string()),
+        ("records", grouped(facts.records)),
+        ("file size", bytes(facts.file_bytes)),
+        (
+            "per record",
+            facts.bytes_per_record.map_or("-".into(), |number| format!("{number:.1} bytes")),
+        ),
+        ("free for re-use", bytes(facts.free_bytes)),
+        ("replaced, still held", bytes(facts.retired_bytes)),
+        ("redo log", bytes(facts.log_bytes)),
+        ("page size", bytes(facts.page_size.into())),
+        ("reserve", format!("{} %", facts.reserve_percent)),
+        ("hash depth", facts.depth.to_string()),
+        ("epoch", facts.epoch.to_string()),
+        ("change counter", grouped(facts.change_counter)),
+        ("processes", format!("{} ({})", ids.len(), ids.join(", "))),
+        (
+            "oldest reader",
+            facts.oldest_reader.map_or("none".into(), |process| format!("process {process}")),
+        ),
+    ]
+}

@@ -1,0 +1,77 @@
+//! The progress bar of long commands: on standard error, only where that is a terminal.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// How far an input of known or unknown length has been read.
+pub struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// A bar for `input_bytes` of input, or one that only counts if the length is unknown. It stays
+    /// invisible if `quiet`, or if standard error is not a terminal.
+    pub fn new(input_bytes: Option<u64>, quiet: bool) -> Progress {
+        let visible = !quiet && std::io::stderr().is_terminal();
+        let target = if visible {
+            ProgressDrawTarget::stderr_with_hz(10)
+        } else {
+            ProgressDrawTarget::hidden()
+        };
+        let bar = ProgressBar::with_draw_target(input_bytes, target);
+        let template = match input_bytes {
+            Some(_) => "{wide_bar} {bytes}/{total_bytes}  {msg}  {eta} left",
+            None => "{spinner} {bytes}  {msg}  {elapsed}",
+        };
+        bar.set_style(ProgressStyle::with_template(template).expect("the template is constant"));
+        if visible {
+            bar.enable_steady_tick(Duration::from_millis(200));
+        }
+        Progress { bar }
+    }
+
+    /// Shows that `input_bytes` are read and `records` done.
+    pub fn show(&self, input_bytes: u64, records: u64) {
+        self.bar.set_position(input_bytes);
+        self.bar.set_message(format!("{} records", grouped(records)));
+    }
+
+    /// Prints a line above the bar, or to standard error where there is no bar.
+    pub fn say(&self, text: &str) {
+        self.bar.suspend(|| eprintln!("{text}"));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// A number with its digits in groups of three: 1,234,567.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::grouped;
+
+    #[test]
+    fn digits_are_grouped_from_the_right() {
+        let cases = [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")];
+        for (number, text) in cases {
+            assert_eq!(grouped(number), text);
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The exit statuses that `ntdb --help` and docs/cli.md promise; with each error, a message that
+//! names the file.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use common::{Place, finish};
+
+#[test]
+fn zero_and_one_answer_the_question() {
+    let place = Place::new();
+    place.run(["create", "db"]).expect_status(0);
+    let again = place.run(["create", "db"]).expect_status(1);
+    assert!(again.stderr().contains("db: already exists"), "{}", again.stderr());
+    for absent in [&["get", "db", "k"][..], &["exists", "db", "k"], &["delete", "db", "k"]] {
+        let run = place.run(absent).expect_status(1);
+        assert_eq!(run.stderr(), "ntdb: db: key `k` not found\n");
+        assert_eq!(run.stdout(), "");
+        let quiet = place.run([absent, &["--quiet"]].concat()).expect_status(1);
+        assert_eq!(quiet.stderr(), "");
+    }
+    place.run(["insert", "db", "k", "v"]).expect_status(0);
+    let taken = place.run(["insert", "db", "k", "w"]).expect_status(1);
+    assert!(taken.stderr().contains("key `k` is already there"), "{}", taken.stderr());
+    for present in [&["get", "db", "k"][..], &["exists", "db", "k"], &["delete", "db", "k"]] {
+        place.run(present).expect_status(0);
+    }
+    place.run(["put", "db", "a", "1"]).expect_status(0);
+    let some = place.run(["delete", "db", "x", "a", "y"]).expect_status(1);
+    assert!(some.stderr().contains("`x`") && some.stderr().contains("`y`"), "{}", some.stderr());
+    place.run(["exists", "db", "a"]).expect_status(1);
+}
+
+#[test]
+fn two_is_wrong_usage() {
+    let place = Place::new();
+    place.run(["create", "db"]).ok();
+    let wrong: [&[&str]; 15] = [
+        &[],
+        &["frobnicate"],
+        &["get", "db"],
+        &["put", "db", "k"],
+        &["put", "db", "k", "v", "--file", "f"],
+        &["get", "db", "0", "--hex"],
+        &["put", "db", "6b", "0x1", "--hex"],
+        &["create", "new", "--page-size", "5000"],
+        &["create", "new", "--reserve", "95"],
+        &["create", "new", "--mode", "888"],
+        &["load", "db", "--processes", "0"],
+        &["load", "db", "--separator", ""],
+        &["load", "db", "--json-lines", "--tdb"],
+        &["dump", "db", "--separator", "\\"],
+        &["bench", "speed", "0"],
+    ];
+    for args in wrong {
+        let run = place.run(args).expect_status(2);
+        assert!(!run.stderr().is_empty(), "{args:?}");
+    }
+    assert_eq!(place.names(), ["db"], "wrong usage makes nothing");
+}
+
+#[test]
+fn three_is_any_other_error() {
+    let place = Place::new();
+    let commands: [&[&str]; 9] = [
+        &["get", "nowhere", "k"],
+        &["put", "nowhere", "k", "v"],
+        &["delete", "nowhere", "k"],
+        &["exists", "nowhere", "k"],
+        &["list", "nowhere"],
+        &["load", "nowhere"],
+        &["dump", "nowhere"],
+        &["stat", "nowhere"],
+        &["check", "nowhere"],
+    ];
+    for args in commands {
+        let run = place.run(args).expect_status(3);
+        assert!(run.stderr().contains("nowhere: no such database"), "{}", run.stderr());
+    }
+    assert_eq!(place.names(), [""; 0], "no command makes a database unasked");
+    place.run(["create", "db"]).ok();
+    let run = place.run(["load", "db", "no-input"]).expect_status(3);
+    assert!(run.stderr().contains("no-input: cannot open"), "{}", run.stderr());
+    let run = place.run(["put", "db", "k", "--file", "no-input"]).expect_status(3);
+    assert!(run.stderr().contains("no-input: cannot read"), "{}", run.stderr());
+}
+
+#[test]
+fn four_is_a_file_that_is_no_whole_database() {
+    let place = Place::new();
+    place.write("text", "this is no database, and it is left as it is\n".repeat(1000));
+    for args in
+        [&["get", "text", "k"][..], &["stat", "text"], &["check", "text"], &["dump", "text"]]
+    {
+        let run = place.run(args).expect_status(4);
+        assert!(run.stderr().contains("text: "), "{}", run.stderr());
+    }
+    assert_eq!(place.names(), ["text"]);
+}
+
+#[test]
+fn four_is_what_check_says_of_damage() {
+    let place = Place::new();
+    let lines: String = (0..2000).map(|number| format!("key{number}\tvalue{number}\n")).collect();
+    place.run_with_input(["load", "--create", "db"], lines.as_bytes()).ok();
+    assert!(place.run(["check", "db"]).text().starts_with("clean: 2,000 records"));
+    // The letters of the values stand in the file as they are; damage them everywhere.
+    let mut bytes = fs::read(place.path("db")).unwrap();
+    let mut damaged = 0;
+    for at in 0..bytes.len() - 5 {
+        if &bytes[at..at + 5] == b"value" {
+            bytes[at] ^= 0x20;
+            damaged += 1;
+        }
+    }
+    assert!(damaged >= 2000, "{damaged}");
+    fs::write(place.path("db"), bytes).unwrap();
+    let run = place.run(["check", "db"]).expect_status(4);
+    assert!(!run.stdout().is_empty());
+    assert!(run.stderr().contains("db: damaged"), "{}", run.stderr());
+    let run = place.run(["check", "db", "--json"]).expect_status(4);
+    assert!(run.stdout().starts_with(r#"{"clean":false,"#), "{}", run.stdout());
+}
+
+#[test]
+fn five_is_a_lock_that_is_not_free_in_time() {
+    let place = Place::new();
+    let db = ntdb::Db::create(place.path("db")).unwrap();
+    db.put(b"k", b"v").unwrap();
+    let guard = db.lock(b"k").unwrap();
+    let run = place.run(["put", "db", "k", "w", "--lock-timeout", "0.3"]).expect_status(5);
+    assert!(run.stderr().contains(&std::process::id().to_string()), "{}", run.stderr());
+    assert!(run.stderr().contains("--lock-timeout"), "{}", run.stderr());
+    // Who only reads does not wait.
+    assert_eq!(place.run(["get", "db", "k", "--lock-timeout", "0.3"]).text(), "v\n");
+    drop(guard);
+    place.run(["put", "db", "k", "w", "--lock-timeout", "0.3"]).expect_status(0);
+    db.close().unwrap();
+}
+
+#[test]
+fn six_is_no_room() {
+    let place = Place::new();
+    place.run(["put", "--create", "db", "k", "v"]).ok();
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = place.command(["dump", "db"]);
+    command.stdout(Stdio::from(full)).stderr(Stdio::piped());
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(6));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("standard output"));
+
+    // A limit on the size of files, 8 MiB in the shell's unit, and 32 MiB to store.
+    place.write("large", vec![b'x'; 32 << 20]);
+    let mut limited = Command::new("bash");
+    limited.current_dir(place.path("")).args([
+        "-c",
+        "ulimit -f 8192; exec \"$0\" put db large --file large",
+        env!("CARGO_BIN_EXE_ntdb"),
+    ]);
+    let run = finish(limited, b"").expect_status(6);
+    assert!(run.stderr().contains("db"), "{}", run.stderr());
+    assert_eq!(place.run(["get", "db", "k"]).text(), "v\n", "it is as it was");
+    place.run(["exists", "db", "large"]).expect_status(1);
+    place.run(["put", "db", "large", "--file", "large"]).expect_status(0);
+    assert!(place.run(["check", "db"]).text().starts_with("clean: 2 records"));
+}
+
+/// Runs the program as a user who does not own the files: as `nobody` if the tests run as root,
+/// whom no permission stops.
+fn as_somebody_else(place: &Place, args: &[&str]) -> common::Run {
+    // SAFETY: geteuid only returns a number.
+    let root = unsafe { libc::geteuid() } == 0;
+    let program = place.path("program");
+    if !program.exists() {
+        fs::copy(env!("CARGO_BIN_EXE_ntdb"), &program).unwrap();
+        fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let mut command = Command::new(program);
+    command.current_dir(place.path("")).args(args);
+    if root {
+        command.uid(65534).gid(65534);
+    }
+    finish(command, b"")
+}
+
+#[test]
+fn seven_is_permission_denied() {
+    let place = Place::new();
+    place.run(["put", "--create", "db", "k", "v"]).ok();
+    fs::set_permissions(place.path("db"), fs::Permissions::from_mode(0)).unwrap();
+    for args in [&["get", "db", "k"][..], &["put", "db", "k", "w"], &["check", "db"]] {
+        let run = as_somebody_else(&place, args).expect_status(7);
+        assert!(run.stderr().contains("db: permission denied"), "{}", run.stderr());
+    }
+    fs::set_permissions(place.path("db"), fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(place.run(["get", "db", "k"]).text(), "v\n");
+}
+
+#[test]
+fn who_may_only_read_can_read_without_asking_for_it() {
+    let place = Place::new();
+    place.run(["put", "--create", "db", "k", "v"]).ok();
+    fs::set_permissions(place.path("db"), fs::Permissions::from_mode(0o444)).unwrap();
+    for option in [None, Some("--read-only")] {
+        let with = |args: &[&'static str]| [args, option.as_slice()].concat();
+        assert_eq!(as_somebody_else(&place, &with(&["get", "db", "k"])).text(), "v\n");
+        assert_eq!(as_somebody_else(&place, &with(&["dump", "db"])).text(), "k\tv\n");
+        as_somebody_else(&place, &with(&["check", "db"])).expect_status(0);
+    }
+    as_somebody_else(&place, &["put", "db", "k", "w"]).expect_status(7);
+}
