@@ -37,7 +37,10 @@
 //!   nobody sleeps, and else goes to sleep in the queue;
 //! - a release calls a sleeper only if there is no watcher, and the one called is the next watcher.
 //!   So there are a few system calls per turn, none per operation;
-//! - the watcher looks rarely. After [`QUANTUM_NS`] it sets HANDOFF: then the next release is its turn;
+//! - the watcher looks rarely. After [`QUANTUM_NS`] it sets HANDOFF: then the next release is its turn.
+//!   A watcher may want for a processor, so every [`TURN_LENGTH`]th release is the watcher's turn in
+//!   any case;
+//! - others let a promised lock pass, and soon leave their processor to the watcher;
 //! - a watcher that has been woken on the very processor of the one who called it would only be in
 //!   its way: it dozes for a quantum. So does one that sees an acquisition last for long
 //!   ([`STUCK_NS`]): the owner has been descheduled, perhaps in favour of the watcher.
@@ -111,6 +114,8 @@ const WATCHED: u64 = 1 << 17;
 const HANDOFF: u64 = 1 << 18;
 const DOZING: u64 = 1 << 19;
 const GENERATION_ONE: u64 = 1 << 20;
+/// Every so many generations a watched lock is handed over in any case.
+const TURN_LENGTH: u64 = 2048 * GENERATION_ONE;
 const TURN: u64 = OWNER | !(GENERATION_ONE - 1);
 
 /// The word of a lock at some moment.
@@ -257,6 +262,8 @@ impl RobustLock {
             self.wake_watcher();
         } else if before.0 & (SLEEPERS | WATCHED) == SLEEPERS {
             self.call_one();
+        } else if before.has(WATCHED) && before.generation() % TURN_LENGTH == 0 {
+            self.hand_over();
         }
     }
 
@@ -358,6 +365,14 @@ impl RobustLock {
             // although the flag is now cleared, then the cost is one needless call.
             self.word.fetch_and(!WATCHED, Ordering::Relaxed);
         }
+    }
+
+    /// Ends a turn that has been long, although the watcher has not asked for it: perhaps it can't,
+    /// for want of a processor.
+    #[cold]
+    fn hand_over(&self) {
+        self.word.fetch_or(HANDOFF, Ordering::Relaxed);
+        self.wake_watcher();
     }
 
     /// Wakes the watcher, or all who believe that they are the one.
@@ -557,7 +572,15 @@ impl Waiter<'_> {
     /// Takes the lock, which has been seen free, if nobody else has a better right to it.
     fn take_if_due(&mut self, seen: Word, unchanged_ns: u64) -> bool {
         if seen.has(HANDOFF) {
-            return (self.is_watcher() || unchanged_ns > PROMISE_NS) && self.take(seen);
+            if self.is_watcher() || unchanged_ns > PROMISE_NS {
+                return self.take(seen);
+            }
+            if unchanged_ns > SPIN_NS {
+                // The watcher may need this processor to come.
+                let ticket = self.lock.handoffs.load(Ordering::Relaxed);
+                self.wait(&self.lock.handoffs, ticket, PROMISE_NS);
+            }
+            return false;
         }
         self.clock.pause(GRACE_NS);
         let again = self.lock.look();
@@ -588,7 +611,8 @@ impl Waiter<'_> {
             Wake::Woken => {
                 self.sleep_ns = 0;
                 self.role = Role::Watcher { since_ns: self.clock.elapsed_ns() };
-                if self.lock.caller_cpu.load(Ordering::Relaxed) == current_cpu() {
+                let displacing = self.lock.caller_cpu.load(Ordering::Relaxed) == current_cpu();
+                if displacing && !self.lock.look().has(HANDOFF) {
                     let ticket = self.lock.handoffs.load(Ordering::Relaxed);
                     self.wait(&self.lock.handoffs, ticket, QUANTUM_NS);
                 }
