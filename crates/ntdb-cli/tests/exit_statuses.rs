@@ -191,7 +191,7 @@ fn as_somebody_else(place: &Place, args: &[&str]) -> common::Run {
 fn seven_is_permission_denied() {
     let place = Place::new();
     place.run(["put", "--create", "db", "k", "v"]).ok();
-    fs::set_permissions(place.path("db"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(place.path("db"), fs::Permissions::from_mode(0o000)).unwrap();
     for args in [&["get", "db", "k"][..], &["put", "db", "k", "w"], &["check", "db"]] {
         let run = as_somebody_else(&place, args).expect_status(7);
         assert!(run.stderr().contains("db: permission denied"), "{}", run.stderr());
