@@ -27,6 +27,7 @@ pub struct Crowd {
     seed: u64,
     incarnation: u64,
     extra: Vec<(&'static str, String)>,
+    wrapper: Option<(&'static str, &'static [&'static str])>,
 }
 
 impl Crowd {
@@ -49,12 +50,19 @@ impl Crowd {
         let db = options.create(true).open(lab.database()).expect("create the database");
         db.close().expect("close the new database");
         let members = Vec::new();
-        Crowd { lab, board, layout, members, threads, seed, incarnation: 0, extra: Vec::new() }
+        let extra = Vec::new();
+        Crowd { lab, board, layout, members, threads, seed, incarnation: 0, extra, wrapper: None }
     }
 
     /// Has every worker get `name=value`.
     pub fn with(mut self, name: &'static str, value: impl ToString) -> Crowd {
         self.extra.push((name, value.to_string()));
+        self
+    }
+
+    /// Runs every worker under another program.
+    pub fn under(mut self, program: &'static str, args: &'static [&'static str]) -> Crowd {
+        self.wrapper = Some((program, args));
         self
     }
 
@@ -72,7 +80,10 @@ impl Crowd {
         for (name, value) in &self.extra {
             worker = worker.arg(name, value);
         }
-        worker
+        match self.wrapper {
+            Some((program, args)) => worker.under(program, args),
+            None => worker,
+        }
     }
 
     /// Starts the processes that are not there yet.
@@ -85,7 +96,12 @@ impl Crowd {
 
     /// Kills member `index` and starts its replacement at once.
     pub fn replace(&mut self, index: usize) {
-        self.members[index].kill();
+        if self.wrapper.is_some() {
+            // The wrapper ends when the worker inside it is dead, and no sooner.
+            self.members[index].kill_child();
+        } else {
+            self.members[index].kill();
+        }
         self.members[index] = self.member(index as u32).spawn();
     }
 

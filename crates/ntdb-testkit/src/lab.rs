@@ -261,6 +261,55 @@ impl Process {
         self.ended = Some(self.child.wait().expect("wait for a child"));
     }
 
+    /// The processes that it started.
+    pub fn children(&self) -> Vec<i32> {
+        let id = self.child.id();
+        let text = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        let text = text.unwrap_or_default();
+        text.split_whitespace().map(|id| id.parse().expect("a process id")).collect()
+    }
+
+    /// Kills the only process that it started, and waits for its own end.
+    pub fn kill_child(&mut self) {
+        let start = Instant::now();
+        let child = loop {
+            if let [child] = self.children()[..] {
+                break child;
+            }
+            assert!(start.elapsed() < PATIENCE, "{}: has no child", self.name);
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        // SAFETY: a plain system call; its parent has not reaped it while it runs.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        self.ended = Some(self.child.wait().expect("wait for a child"));
+    }
+
+    /// Whether it is stopped by a signal.
+    pub fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
+        let stat = stat.unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    }
+
+    /// Reads one line of its output, for roles that say how far they are.
+    ///
+    /// # Panics
+    /// If it ends without one.
+    pub fn line(&mut self) -> String {
+        let pipe = self.child.stdout.as_mut().expect("a pipe");
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while pipe.read(&mut byte).expect("read the worker's output") == 1 {
+            if byte[0] == b'\n' {
+                return String::from_utf8_lossy(&line).into_owned();
+            }
+            line.push(byte[0]);
+        }
+        let mut complaints = String::new();
+        let _ = self.child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut complaints));
+        panic!("{}: ended without a word\n{complaints}", self.name);
+    }
+
     /// Whether it still runs.
     pub fn runs(&mut self) -> bool {
         if self.ended.is_none() {

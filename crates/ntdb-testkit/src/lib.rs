@@ -6,8 +6,18 @@
 //! - [`script`]: fixed lists of operations with the state after each, for crashes and power cuts.
 //! - [`powercut`]: builds the disk that a power cut may leave.
 //! - [`crowd`]: several processes of the mixed workload.
+//! - [`mount`]: small disks to fill.
 //! - [`crash`]: the names of the crash points.
 //! - [`lab`]: directories, processes with time limits, seeds.
+//!
+//! A key lock belongs to the thread that took it; it cannot be carried across an `.await` of a
+//! task that moves between threads, where it would lock the task out of its own database:
+//!
+//! ```compile_fail,E0277
+//! fn must_be_send<T: Send>(_: T) {}
+//! let db = ntdb::Db::in_memory().unwrap();
+//! must_be_send(db.lock(b"key").unwrap());
+//! ```
 #![deny(missing_docs)]
 
 pub mod args;
@@ -15,6 +25,7 @@ pub mod board;
 pub mod crash;
 pub mod crowd;
 pub mod lab;
+pub mod mount;
 pub mod powercut;
 pub mod rng;
 pub mod script;

@@ -55,12 +55,13 @@ pub fn run(db: &Db, args: &Args) -> Result<String, String> {
         }
         "parent dies" => {
             db.put(b"parent", b"before").map_err(text)?;
+            let parent = std::process::id();
             fork_child(|| {
                 // SAFETY: plain system calls; the parent's end is not to end this child.
                 unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) };
                 let start = std::time::Instant::now();
                 // SAFETY: a plain system call.
-                while unsafe { libc::getppid() } as u32 == args.get("parent", 0) {
+                while unsafe { libc::getppid() } as u32 == parent {
                     if start.elapsed() > Duration::from_secs(30) {
                         return Err("the parent did not die".into());
                     }

@@ -5,6 +5,8 @@
 
 pub mod adopt;
 pub mod crowd;
+pub mod damaged;
+pub mod faulty;
 pub mod forked;
 pub mod layout;
 pub mod mixed;
@@ -38,6 +40,12 @@ pub fn run(args: &Args) -> Result<String, String> {
         "script" => scripted::run(args),
         "script-resume" => scripted::resume(args),
         "script-verify" => scripted::verify(args),
+        "faulty" => faulty::run(args),
+        "flips" => damaged::flips(args),
+        "hostile" => damaged::hostile(args),
+        "hold-view" => simple::hold_view(args),
+        "grow" => simple::grow(args),
+        "traverse" => simple::traverse(args),
         other => Err(format!("{other}: no such role")),
     }
 }

@@ -78,6 +78,67 @@ pub fn hold_lock(args: &Args) -> Result<String, String> {
     Ok("released".into())
 }
 
+/// Looks at a value, says so, and goes on looking until told.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn hold_view(args: &Args) -> Result<String, String> {
+    let db = open(args)?;
+    let seen = db.view(b"viewed", |value| {
+        let before = value.to_vec();
+        say("inside");
+        wait_for_parent();
+        value == before
+    });
+    match seen.map_err(|e| format!("view: {e}"))? {
+        Some(true) => Ok("unchanged".into()),
+        Some(false) => Err("a borrowed value changed".into()),
+        None => Err("lost: the key to view".into()),
+    }
+}
+
+/// Stores `n` records of `value` bytes under keys of its own, and reads each back later.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn grow(args: &Args) -> Result<String, String> {
+    let (n, me) = (args.get("n", 1000u64), args.get("writer", 0u32));
+    let value_len: usize = args.get("value", 1000);
+    let mut options = options(args);
+    options.address_space(args.get("address_space", 0));
+    let db = options.open(&args.database).map_err(|e| format!("open: {e}"))?;
+    let mut longest = Duration::ZERO;
+    for i in 0..n {
+        let key = format!("grow-{me}-{i}").into_bytes();
+        let stamp = Stamp { writer: me, counter: i + 1, previous: 0 };
+        let start = std::time::Instant::now();
+        db.put(&key, &value::encode(&key, stamp, value_len)).map_err(|e| format!("put: {e}"))?;
+        longest = longest.max(start.elapsed());
+        let back = format!("grow-{me}-{}", i / 2).into_bytes();
+        let held = db.view(&back, |v| value::parse(&back, v)).map_err(|e| format!("view: {e}"))?;
+        held.ok_or(format!("lost: record {}", i / 2))??;
+    }
+    Ok(format!("stored {n} longest_us {}", longest.as_micros()))
+}
+
+/// Goes over everything with little memory of its own; says how many records there are.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn traverse(args: &Args) -> Result<String, String> {
+    let start = std::time::Instant::now();
+    let db = open(args)?;
+    let opened = start.elapsed();
+    let mut bytes = 0u64;
+    let records = db
+        .for_each(|key, value| {
+            bytes += (key.len() + value.len()) as u64;
+            ControlFlow::Continue(())
+        })
+        .map_err(|e| format!("for_each: {e}"))?;
+    Ok(format!("records {records} bytes {bytes} opened_us {}", opened.as_micros()))
+}
+
 /// `n` gets among `keys` keys, which [`puts`] stored.
 ///
 /// # Errors
@@ -203,11 +264,9 @@ pub fn demand_filled(db: &Db, stored: u64, value_len: usize) -> Result<(), Strin
 /// # Errors
 /// Never: a promise broken here is a panic, a signal or a hang.
 pub fn exercise(args: &Args) -> Result<String, String> {
-    // SAFETY: limits of this process only; no memory is involved.
+    // SAFETY: sets this process's alarm; no memory is involved.
     unsafe {
         libc::alarm(args.get("alarm", 20));
-        let limit = libc::rlimit { rlim_cur: 512 << 30, rlim_max: 512 << 30 };
-        libc::setrlimit(libc::RLIMIT_AS, &limit);
     }
     Ok(exercise_once(&args.database, args.get("read_only", false)))
 }

@@ -1,0 +1,51 @@
+//! No system call per get, and fewer than 0.02 per uncontended put, counted by `strace`: the same
+//! worker with `N` and with `2 N` operations; the difference is what the operations cost.
+
+use std::path::Path;
+
+use ntdb::Db;
+use ntdb_testkit::lab::Lab;
+
+/// Total calls in the table that `strace -c` wrote.
+fn total(path: &Path) -> u64 {
+    let text = std::fs::read_to_string(path).expect("strace wrote its table");
+    let line = text.lines().find(|l| l.trim_end().ends_with("total"));
+    let line = line.unwrap_or_else(|| panic!("no total in {text}"));
+    // "100.00    0.001234           5       247         3 total": calls are the fourth column.
+    line.split_whitespace().nth(3).expect("calls").parse().expect("a number")
+}
+
+fn calls(lab: &Lab, role: &str, n: u64) -> u64 {
+    let table = lab.dir().join("table");
+    let table_text = table.to_str().expect("a path in UTF-8").to_string();
+    lab.worker(role)
+        .arg("n", n)
+        .arg("keys", 1_000)
+        .under("strace", &["-f", "-c", "-o", &table_text])
+        .run();
+    total(&table)
+}
+
+fn per_operation(role: &str, n: u64) -> f64 {
+    let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
+    // Somebody stays attached, so that opening and closing cost the same in both runs.
+    let db = Db::create(lab.database()).expect("create");
+    lab.worker("puts").arg("n", 1_000).arg("keys", 1_000).run();
+    let (once, twice) = (calls(&lab, role, n), calls(&lab, role, 2 * n));
+    drop(db);
+    println!("{role}: {once} calls with {n} operations, {twice} with twice as many");
+    (twice as f64 - once as f64) / n as f64
+}
+
+#[test]
+fn none_per_get() {
+    // A stray timer or page-table call apart, the runs are equal: 5 in 100,000 is not one per get.
+    let per_get = per_operation("gets", 100_000);
+    assert!(per_get.abs() <= 0.000_05, "{per_get} system calls per get");
+}
+
+#[test]
+fn fewer_than_0_02_per_put() {
+    let per_put = per_operation("puts", 100_000);
+    assert!(per_put < 0.02, "{per_put} system calls per put");
+}

@@ -1,0 +1,190 @@
+//! What users report about files that never shrink (group F). Each test is named after the symptom
+//! that must not appear.
+
+use std::time::{Duration, Instant};
+
+use ntdb::{Db, Durability, Options};
+use ntdb_testkit::board::Board;
+use ntdb_testkit::lab::{self, Lab, PATIENCE, TempDir};
+use ntdb_testkit::rng::Rng;
+use ntdb_testkit::worker::crowd::{permanent_key, permanent_value};
+
+fn folder_bytes(dir: &std::path::Path) -> u64 {
+    let entries = std::fs::read_dir(dir).expect("list").flatten();
+    entries.map(|entry| entry.metadata().map_or(0, |m| m.len())).sum()
+}
+
+#[test]
+fn many_updates_of_few_records_fill_the_disk() {
+    let updates = lab::number("NTDB_TEST_UPDATES", 300_000);
+    for durability in [Durability::Relaxed, Durability::Durable] {
+        let dir = TempDir::new();
+        let path = dir.path().join("test.ntdb");
+        let mut options = Options::new();
+        options.create(true).durability(durability).checkpoint_log_bytes(4 << 20);
+        let db = options.open(&path).expect("create");
+        let mut rng = Rng::new(1);
+        let mut load = |db: &Db, n: u64| {
+            let len = rng.range(50, 150) as usize;
+            db.put(&(n % 10_000).to_le_bytes(), &rng.bytes(len)).expect("put");
+        };
+        for n in 0..10_000 {
+            load(&db, n);
+        }
+        db.checkpoint().expect("checkpoint");
+        let fresh = db.stat().expect("stat").file_bytes;
+        for n in 0..updates {
+            load(&db, n.wrapping_mul(7_919));
+        }
+        let now = db.stat().expect("stat").file_bytes;
+        println!("{durability:?}: {fresh} bytes fresh, {now} after {updates} updates");
+        assert!(now <= fresh * 2 + (1 << 20), "{durability:?}: from {fresh} to {now} bytes");
+        lab::demand_clean(&db, "at the end");
+        db.close().expect("close");
+        assert!(folder_bytes(dir.path()) <= fresh * 2 + (1 << 20));
+    }
+}
+
+#[test]
+fn an_almost_empty_database_takes_megabytes() {
+    for (records, limit) in [(0u32, 64 << 10), (1, 64 << 10), (100, 64 << 10)] {
+        let dir = TempDir::new();
+        let db = Db::create(dir.path().join("test.ntdb")).expect("create");
+        for n in 0..records {
+            db.put(&n.to_le_bytes(), &[1; 30]).expect("put");
+        }
+        db.close().expect("close");
+        let bytes = folder_bytes(dir.path());
+        println!("{records} records at rest: {bytes} bytes");
+        assert!(bytes <= limit, "{records} records take {bytes} bytes");
+    }
+}
+
+#[test]
+fn deleting_everything_frees_nothing() {
+    let dir = TempDir::new();
+    let path = dir.path().join("test.ntdb");
+    let db = Options::new().create(true).checkpoint_log_bytes(1 << 20).open(&path).expect("create");
+    let load = |tag: u8| {
+        for n in 0..20_000u32 {
+            db.put(&n.to_le_bytes(), &[tag; 200]).expect("put");
+        }
+    };
+    load(1);
+    db.checkpoint().expect("checkpoint");
+    let full = db.stat().expect("stat").file_bytes;
+    for round in 0..5 {
+        if round % 2 == 0 {
+            for n in 0..20_000u32 {
+                assert!(db.delete(&n.to_le_bytes()).expect("delete"));
+            }
+        } else {
+            db.clear().expect("clear");
+        }
+        assert!(db.is_empty().expect("len"));
+        db.checkpoint().expect("checkpoint");
+        db.checkpoint().expect("checkpoint");
+        let stat = db.stat().expect("stat");
+        assert!(stat.free_bytes > full / 2, "stat shows {} of {full} bytes free", stat.free_bytes);
+        load(round);
+        let bytes = db.stat().expect("stat").file_bytes;
+        assert!(bytes <= full * 2, "round {round}: {bytes} bytes, at first {full}");
+    }
+    lab::demand_clean(&db, "at the end");
+}
+
+#[test]
+fn overlapping_readers_starve_the_checkpoint() {
+    let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
+    let board = Board::create(&lab.board(), 1, 1).expect("board");
+    let db = Options::new()
+        .create(true)
+        .checkpoint_log_bytes(1 << 20)
+        .open(lab.database())
+        .expect("create");
+    for n in 0..1_000 {
+        db.put(&permanent_key(n), &permanent_value(n, 1, 30)).expect("put");
+    }
+    let readers: Vec<_> = (0..3)
+        .map(|n| {
+            lab.worker("iterator")
+                .path("board", &lab.board())
+                .arg("permanent", 1_000)
+                .arg("seed", n)
+                .spawn()
+        })
+        .collect();
+    let mut peak = 0;
+    let seconds = lab::number("NTDB_TEST_SECONDS", 20).div_ceil(4);
+    let start = Instant::now();
+    let mut counter = 1;
+    while start.elapsed() < Duration::from_secs(seconds) {
+        for n in 0..1_000 {
+            db.put(&permanent_key(n), &permanent_value(n, counter, 30)).expect("put");
+        }
+        counter += 1;
+        peak = peak.max(folder_bytes(lab.dir()));
+    }
+    board.stop();
+    for reader in readers {
+        reader.succeed(PATIENCE);
+    }
+    println!("{counter} rounds of updates beside readers; at most {peak} bytes on disk");
+    assert!(peak < 64 << 20, "{peak} bytes on disk");
+    lab::demand_clean(&db, "at the end");
+}
+
+#[test]
+fn a_long_free_list_makes_one_large_value_take_minutes() {
+    let dir = TempDir::new();
+    let path = dir.path().join("test.ntdb");
+    let db = Options::new().create(true).checkpoint_log_bytes(4 << 20).open(&path).expect("create");
+    // Values of two pages each; every second one goes: a file full of small holes.
+    let n = 30_000u32;
+    for i in 0..n {
+        db.put(&i.to_le_bytes(), &[1; 6_000]).expect("put");
+    }
+    for i in (0..n).step_by(2) {
+        db.delete(&i.to_le_bytes()).expect("delete");
+    }
+    db.checkpoint().expect("checkpoint");
+    db.checkpoint().expect("checkpoint");
+    let mut longest = Duration::ZERO;
+    for i in 0..20u32 {
+        let start = Instant::now();
+        db.put(format!("large-{i}").as_bytes(), &vec![2; 1 << 20]).expect("put");
+        longest = longest.max(start.elapsed());
+    }
+    println!("a value of 1 MiB among {} holes: at most {longest:?}", n / 2);
+    assert!(longest < Duration::from_secs(2), "{longest:?}");
+    lab::demand_clean(&db, "at the end");
+}
+
+#[test]
+fn nobody_knows_when_deleted_space_comes_back() {
+    let dir = TempDir::new();
+    let path = dir.path().join("test.ntdb");
+    let db = Db::create(&path).expect("create");
+    for n in 0..10_000u32 {
+        db.put(&n.to_le_bytes(), &[1; 500]).expect("put");
+    }
+    db.checkpoint().expect("checkpoint");
+    let before = db.stat().expect("stat");
+    for n in 0..10_000u32 {
+        db.delete(&n.to_le_bytes()).expect("delete");
+    }
+    let waiting = db.stat().expect("stat");
+    db.checkpoint().expect("checkpoint");
+    db.checkpoint().expect("checkpoint");
+    let after = db.stat().expect("stat");
+    println!(
+        "free {} then {} then {}; retired {} then {}",
+        before.free_bytes,
+        waiting.free_bytes,
+        after.free_bytes,
+        waiting.retired_bytes,
+        after.retired_bytes
+    );
+    assert!(waiting.free_bytes + waiting.retired_bytes >= before.free_bytes);
+    assert!(after.free_bytes > 4 << 20, "{} bytes are free", after.free_bytes);
+}
