@@ -12,7 +12,7 @@
 
 #[path = "../src/limits.rs"]
 mod limits;
-#[path = "../src/shm/lock.rs"]
+#[path = "../src/shm/lock/mod.rs"]
 mod lock;
 #[path = "../src/storage/mod.rs"]
 mod storage;

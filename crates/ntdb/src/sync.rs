@@ -59,3 +59,9 @@ pub fn store_then_fence(word: &AtomicU64, value: u64) {
         fence(Ordering::SeqCst);
     }
 }
+
+/// The processor that this thread runs on, or has just run on.
+pub fn current_cpu() -> u32 {
+    // SAFETY: no arguments. An error gives a number that no processor has.
+    unsafe { libc::sched_getcpu() as u32 }
+}
