@@ -21,8 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let db = Db::in_memory()?;
     thread::scope(|scope| -> Result<(), Box<dyn Error>> {
-        let indexers: Vec<_> =
-            files.iter().map(|file| scope.spawn(|| index(&db, file))).collect();
+        let indexers: Vec<_> = files.iter().map(|file| scope.spawn(|| index(&db, file))).collect();
         for indexer in indexers {
             indexer.join().expect("an indexer does not panic")?;
         }
@@ -52,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Adds the words of a file, in chunks of text that end a line.
+/// Adds the lines that each word of a file stands in.
 fn index(db: &Db, file: &PathBuf) -> Result<(), String> {
     let name = file.display();
     let text = fs::read_to_string(file).map_err(|error| format!("{name}: {error}"))?;
