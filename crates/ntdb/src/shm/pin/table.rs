@@ -160,6 +160,19 @@ impl PinTable {
         })
     }
 
+    /// Which process has slot `index`.
+    #[cfg(test)]
+    pub(super) fn owner(&self, index: usize) -> Option<SlotId> {
+        let owner = self.slot(index).owner.load(Ordering::Relaxed);
+        owner.checked_sub(1).map(|slot| SlotId(slot as u16))
+    }
+
+    /// How many slots a scan looks at.
+    #[cfg(test)]
+    pub(super) fn scanned(&self) -> u64 {
+        self.mark_word().load(Ordering::Relaxed) & MARK
+    }
+
     /// Claims the lowest free slot for a thread of `process`, or for the process.
     pub fn claim(&self, process: SlotId, purpose: ClaimFor) -> Option<usize> {
         let (limit, thread) = match purpose {
@@ -207,14 +220,24 @@ impl PinTable {
         slot.owner.store(0, Ordering::Release);
     }
 
-    /// Frees all slots of `process`, which is dead or leaves. Returns how many. Doing it again is harmless,
-    /// as long as the slot of the process isn't given to another before all repairers have done
+    /// Frees all slots of `process`, which is dead. Returns how many. Doing it again is harmless, as
+    /// long as the slot of the process isn't given to another before all repairers have done
     /// (repair is serialised).
     pub fn release_process(&self, process: SlotId) -> usize {
+        // Not to the mark only: a claim may have died before raising it.
+        self.release_below(self.capacity, process)
+    }
+
+    /// Frees all slots of `process`, which is leaving, and none of whose threads is claiming.
+    pub(super) fn leave(&self, process: SlotId) {
+        let mark = self.mark_word().load(Ordering::Acquire) & MARK;
+        self.release_below((mark as usize).min(self.capacity), process);
+    }
+
+    fn release_below(&self, limit: usize, process: SlotId) -> usize {
         let owner = u32::from(process.0) + 1;
         let mut count = 0;
-        // Not to the mark only: a claim may have died before raising it.
-        for index in 0..self.capacity {
+        for index in 0..limit {
             if self.slot(index).owner.load(Ordering::Acquire) == owner {
                 self.free(index);
                 count += 1;

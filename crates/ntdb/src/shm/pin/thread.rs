@@ -292,7 +292,7 @@ impl Drop for Attachment {
         registry().remove(&self.id);
         // In a forked child the slots are the parent's.
         if self.fork_generation == fork::generation() {
-            self.table.release_process(self.process);
+            self.table.leave(self.process);
         }
     }
 }
@@ -346,4 +346,10 @@ impl Drop for PinGuard<'_> {
             }
         }
     }
+}
+
+/// How many environments this thread remembers.
+#[cfg(test)]
+pub(super) fn remembered() -> usize {
+    ENTRIES.with(|entries| entries.0.borrow().len())
 }
