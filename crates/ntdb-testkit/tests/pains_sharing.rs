@@ -82,7 +82,8 @@ fn one_kind_of_open_handle_makes_another_kind_hang() {
     // Every pair of ways to open, in every order, while the first stays open.
     let (lab, _board, db) = lab_with_permanent_keys(10);
     db.close().expect("close");
-    let ways: [(&str, fn(&mut Options)); 4] = [
+    type Way = (&'static str, fn(&mut Options));
+    let ways: [Way; 4] = [
         ("read-write", |_| {}),
         ("create", |o| {
             o.create(true);

@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ntdb_testkit::board::Board;
+use ntdb_testkit::crash;
 use ntdb_testkit::lab::{self, Lab, PATIENCE, TempDir};
 use ntdb_testkit::powercut;
 use ntdb_testkit::rng::{Rng, mix};
@@ -19,6 +20,9 @@ struct Cut {
     operations: usize,
     boot: u64,
     story: String,
+    points: Vec<String>,
+    /// Where the first power cut comes, if that is not left to chance.
+    planned: Option<String>,
 }
 
 impl Cut {
@@ -27,7 +31,9 @@ impl Cut {
         let script_seed = rng.next_u64();
         let operations = Script::new(Shape::Small, script_seed).ops.len();
         let lab = Lab::inside(env!("CARGO_BIN_EXE_ntdb-worker"), TempDir::new());
-        Cut { seed, rng, lab, script_seed, operations, boot: 1, story: String::new() }
+        let points = crash::names_in_source().into_iter().collect();
+        let story = String::new();
+        Cut { seed, rng, lab, script_seed, operations, boot: 1, story, points, planned: None }
     }
 
     /// Runs `role` on the database in folder `disk` until it dies or ends; then cuts the power and
@@ -55,17 +61,20 @@ impl Cut {
             1 | 2 => begun as usize,
             _ => self.rng.range(begun, self.operations as u64) as usize,
         };
-        worker = worker.arg("kill_before", at);
-        // Or in the middle of an operation: at a crash point, if that comes first.
-        let points: Vec<String> = ntdb_testkit::crash::names_in_source().into_iter().collect();
-        if self.rng.percent(60) {
-            let point = self.rng.pick(&points).clone();
+        let crash = self.planned.take().or_else(|| {
+            // Or in the middle of an operation: at a crash point, if that comes first.
             let scale = self.rng.below(6);
             let nth = 1 + self.rng.below(1 << scale);
-            worker = worker.env("NTDB_CRASH", format!("{point}:{nth}"));
-            self.story.push_str(&format!("{role} to {at} or {point}:{nth}; "));
-        } else {
-            self.story.push_str(&format!("{role} to {at}; "));
+            let point = self.rng.pick(&self.points).clone();
+            self.rng.percent(60).then(|| format!("{point}:{nth}"))
+        });
+        worker = worker.arg("kill_before", at);
+        match crash {
+            Some(crash) => {
+                self.story.push_str(&format!("{role} to {at} or {crash}; "));
+                worker = worker.env("NTDB_CRASH", crash);
+            }
+            None => self.story.push_str(&format!("{role} to {at}; ")),
         }
         let ended = worker.spawn().end(PATIENCE);
         assert!(
@@ -86,8 +95,10 @@ impl Cut {
 
     fn run(&mut self) -> u64 {
         let board = Board::create(&self.lab.board(), 1, 1).expect("board");
-        let checkpoint = 1 << self.rng.range(14, 19);
-        let page_size = *self.rng.pick(&[4096, 4096, 4096, 8192, 16384]);
+        let planned = self.planned.is_some();
+        let checkpoint = if planned { 1 << 15 } else { 1 << self.rng.range(14, 19) };
+        let page_size =
+            if planned { 4096 } else { *self.rng.pick(&[4096, 4096, 4096, 8192, 16384]) };
         std::fs::create_dir(self.lab.dir().join("disk")).expect("folder");
         let mut disk = self.power_off("script", "disk", checkpoint, page_size);
         while self.rng.percent(35) {
@@ -120,32 +131,72 @@ impl Cut {
 fn leave_a_state_that_existed() {
     let first = lab::seed();
     let seeds = lab::number("NTDB_TEST_SEEDS", 300);
-    let next = AtomicU64::new(0);
     let durable = AtomicU64::new(0);
+    in_parallel(seeds, |n| {
+        // The first is the seed itself, so that one seed can be repeated.
+        let seed = if n == 0 { first } else { mix(first.wrapping_add(n)) };
+        durable.fetch_add(Cut::new(seed).run(), Ordering::Relaxed);
+    });
+    let durable = durable.into_inner();
+    println!("{seeds} power cuts; {durable} operations were durable and there");
+    assert!(seeds < 20 || durable > seeds * 5, "hardly anything was durable: {durable}");
+}
+
+#[test]
+fn at_every_crash_point_leave_a_state_that_existed() {
+    let first = lab::seed();
+    // What does each of some scripts pass? Cut the power there.
+    let mut cases = Vec::new();
+    let mut names = std::collections::BTreeSet::new();
+    for n in 0..6 {
+        let seed = mix(first.wrapping_add(n));
+        let cut = Cut::new(seed);
+        Board::create(&cut.lab.board(), 1, 1).expect("board");
+        let hits = cut.lab.dir().join("hits");
+        cut.lab
+            .worker("script")
+            .path("board", &cut.lab.board())
+            .path("hits", &hits)
+            .arg("seed", cut.script_seed)
+            .arg("checkpoint", 1 << 15)
+            .run();
+        for (name, passed) in crash::read_hits(&hits) {
+            cases.push((seed, format!("{name}:{}", mix(seed) % passed + 1)));
+            names.insert(name);
+        }
+    }
+    assert!(!cases.is_empty(), "the scripts pass no crash point");
+    in_parallel(cases.len() as u64, |n| {
+        let (seed, crash) = &cases[n as usize];
+        let mut cut = Cut::new(*seed);
+        cut.planned = Some(crash.clone());
+        cut.run();
+    });
+    println!("{} power cuts at {} crash points", cases.len(), names.len());
+}
+
+/// Calls `each` for `0..n` on two threads.
+fn in_parallel(n: u64, each: impl Fn(u64) + Sync) {
+    let next = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
                     loop {
-                        let n = next.fetch_add(1, Ordering::Relaxed);
-                        if n >= seeds {
+                        let case = next.fetch_add(1, Ordering::Relaxed);
+                        if case >= n {
                             return;
                         }
-                        // The first is the seed itself, so that one seed can be repeated.
-                        let seed = if n == 0 { first } else { mix(first.wrapping_add(n)) };
-                        durable.fetch_add(Cut::new(seed).run(), Ordering::Relaxed);
+                        each(case);
                     }
                 })
             })
             .collect();
         for thread in threads {
             if let Err(panic) = thread.join() {
-                next.store(seeds, Ordering::Relaxed);
+                next.store(n, Ordering::Relaxed);
                 std::panic::resume_unwind(panic);
             }
         }
     });
-    let durable = durable.into_inner();
-    println!("{seeds} power cuts; {durable} operations were durable and there");
-    assert!(seeds < 20 || durable > seeds * 5, "hardly anything was durable: {durable}");
 }

@@ -122,6 +122,9 @@ pub fn churn(args: &Args) -> Result<String, String> {
     while !board.stopped() {
         let size = rng.range(1, wave);
         for step in 0..2 * size {
+            if step % 64 == 0 && board.stopped() {
+                break;
+            }
             let key = format!("passing-{me}-{}", step % size).into_bytes();
             counter += 1;
             if step < size {
