@@ -39,7 +39,8 @@ impl Place {
     fn table(&self) -> PinTable {
         // SAFETY: zeroed memory of the right size, which is never unmapped.
         unsafe {
-            let words = self.base.add(self.slots * size_of::<PinSlot>()).cast::<AtomicU64>();
+            let words =
+                self.base.add(self.slots * size_of::<PinSlot>()).cast::<crate::sync::AtomicU64>();
             PinTable::new(self.base.cast(), self.slots, words, words.add(1))
         }
     }
