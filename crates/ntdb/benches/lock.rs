@@ -8,7 +8,8 @@
 //! wait, how often waiters went to sleep (voluntary context switches) per thousand operations, and how many
 //! processors were kept busy (less than `procs` and less than the machine has: others were using it, and
 //! the line says little).
-#![allow(dead_code, missing_docs)]
+// Parts of the included modules are of no use here.
+#![allow(dead_code, unused_imports, missing_docs)]
 
 #[path = "../src/limits.rs"]
 mod limits;

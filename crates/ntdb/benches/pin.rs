@@ -1,7 +1,8 @@
 //! What a pin costs.
 //!
 //! `cargo bench -p ntdb --bench pin`
-#![allow(dead_code, missing_docs)]
+// Parts of the included modules are of no use here.
+#![allow(dead_code, unused_imports, missing_docs)]
 
 #[path = "../src/limits.rs"]
 mod limits;

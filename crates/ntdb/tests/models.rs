@@ -7,7 +7,8 @@
 //! known that the check would notice.
 //!
 //! Run by plain `cargo test`; `cargo test -p ntdb --test models NAME` runs the models whose name contains NAME.
-#![allow(dead_code, missing_docs)]
+// Parts of the included modules are of no use here.
+#![allow(dead_code, unused_imports, missing_docs)]
 
 #[path = "../src/limits.rs"]
 mod limits;
@@ -418,9 +419,8 @@ impl Store {
 /// One reader, one writer: the writer does not touch a page that the reader may see.
 fn pinned_pages_stay(claim_first: bool, publish: Ordering) {
     let store = Arc::new(Store::new());
-    let table = store.table();
     if !claim_first {
-        table.claim(SlotId(1), ClaimFor::Process).unwrap();
+        store.table().claim(SlotId(1), ClaimFor::Process).unwrap();
     }
     let reader = {
         let store = Arc::clone(&store);
@@ -428,7 +428,6 @@ fn pinned_pages_stay(claim_first: bool, publish: Ordering) {
     };
     store.writer(publish);
     reader.join().unwrap();
-    drop(table);
 }
 
 /// The same with the era advanced by a third party at any moment.

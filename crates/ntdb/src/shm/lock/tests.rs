@@ -345,9 +345,8 @@ fn processes_killed_at_random_moments_leave_no_lock_and_no_half_change() {
             true
         })
     };
-    let mut next_slot = 6;
     let mut workers: Vec<_> = (0..6).map(|slot| (slot, start_worker(slot))).collect();
-    for _ in 0..300 {
+    for next_slot in 6..306 {
         std::thread::sleep(Duration::from_micros(random.below(4_000)));
         let victim = random.below(6) as usize;
         let (slot, child) = workers[victim];
@@ -355,7 +354,6 @@ fn processes_killed_at_random_moments_leave_no_lock_and_no_half_change() {
         wait_for(child);
         arena.dead[usize::from(slot)].store(1, SeqCst);
         workers[victim] = (next_slot, start_worker(next_slot));
-        next_slot += 1;
     }
     arena.stop.store(1, SeqCst);
     for (_, child) in workers {

@@ -141,6 +141,7 @@ pub fn after_fork() {
 
 impl Attachment {
     /// Makes `process` a user of the table: claims its two shared slots. `None` if the table is full.
+    /// There must not be two attachments with the same slot: all its pins end with this one.
     pub fn new(table: PinTable, process: SlotId) -> Option<Box<Self>> {
         let first = table.claim(process, ClaimFor::Process)?;
         let Some(second) = table.claim(process, ClaimFor::Process) else {
