@@ -195,11 +195,26 @@ impl RobustLock {
         }
     }
 
-    /// Takes the lock if it is free and not promised to others. Never waits.
+    /// Takes the lock if it is free and not promised to others. Never waits. One who fails must go on
+    /// to [`acquire`](Self::acquire), or use [`acquire_if_free`](Self::acquire_if_free) instead: a promise to
+    /// a dead process is only noticed by waiting.
     #[inline]
     pub fn try_acquire(&self, me: SlotId) -> bool {
         let seen = self.look();
         seen.is_open() && self.replace(seen, seen.taken_by(me))
+    }
+
+    /// Takes the lock if it is free, even if it is promised to others (whose turn then comes after
+    /// this one). Never waits. For those who can do without the lock, and would not wait for it.
+    pub fn acquire_if_free(&self, me: SlotId) -> bool {
+        let mut seen = self.look();
+        while seen.is_free() {
+            if self.replace(seen, seen.taken_by(me)) {
+                return true;
+            }
+            seen = self.look();
+        }
+        false
     }
 
     /// Takes the lock, waiting for it until `deadline` or for ever.
@@ -244,6 +259,12 @@ impl RobustLock {
     #[inline]
     pub fn owner(&self) -> Option<SlotId> {
         self.look().owner()
+    }
+
+    /// Whether anybody holds the lock.
+    #[inline]
+    pub fn is_held(&self) -> bool {
+        !self.look().is_free()
     }
 
     /// How often the lock has been taken.

@@ -103,6 +103,23 @@ fn an_owner_that_is_me_is_alive() {
 }
 
 #[test]
+fn a_promise_to_the_dead_is_broken_by_waiting_or_on_demand() {
+    let lock = RobustLock::new();
+    assert!(lock.try_acquire(ME));
+    lock.word.fetch_or(super::HANDOFF | super::WATCHED | super::DOZING, Relaxed);
+    lock.release(ME);
+    assert!(!lock.try_acquire(ME), "promised");
+    assert!(lock.acquire_if_free(ME));
+    assert!(!lock.acquire_if_free(ME), "not free");
+    lock.release(ME);
+    assert!(!lock.try_acquire(ME), "still promised");
+    assert_eq!(lock.acquire(ME, None, &all_live), Ok(Acquired::Clean));
+    lock.release(ME);
+    assert!(lock.try_acquire(ME));
+    lock.release(ME);
+}
+
+#[test]
 fn of_many_waiters_one_takes_over_from_the_dead() {
     for round in 0..20 {
         let lock = Arc::new(RobustLock::new());
