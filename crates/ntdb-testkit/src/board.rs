@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_second_mapping_sees_what_the_first_stored() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = crate::lab::TempDir::new();
         let path = dir.path().join("board");
         let a = Board::create(&path, 3, 5).unwrap();
         let b = Board::open(&path).unwrap();

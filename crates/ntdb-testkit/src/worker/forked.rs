@@ -15,6 +15,8 @@ fn fork_child(child: impl FnOnce() -> Result<(), String>) -> Result<i32, String>
         return Err(format!("fork: {}", std::io::Error::last_os_error()));
     }
     if pid == 0 {
+        // SAFETY: a plain system call: a hung child is to end with its parent, too.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         let status = match child() {
             Ok(()) => 0,
             Err(e) => {
