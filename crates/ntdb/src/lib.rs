@@ -1,20 +1,55 @@
 //! ntdb: an embedded key-value database that many processes share.
+//!
+//! One file of records that many processes and threads read and write at the same time: no server, no map size to
+//! choose, no "database is locked". Reads take no lock and make no system call. A process that dies, however it dies,
+//! damages nothing and holds nobody up; after a power cut the database is what it was at some recent instant, and
+//! everything that was made durable is there.
+//!
+//! ```
+//! # fn main() -> ntdb::Result<()> {
+//! # let dir = tempfile::tempdir().unwrap();
+//! let db = ntdb::Db::create(dir.path().join("fruit.ntdb"))?;
+//! db.put(b"apple", b"red")?;
+//! db.append(b"apple", b", or green")?;
+//! assert_eq!(db.get(b"apple")?.as_deref(), Some(&b"red, or green"[..]));
+//! for record in db.iter() {
+//!     let (key, value) = record?;
+//!     println!("{} is {}", String::from_utf8_lossy(&key), String::from_utf8_lossy(&value));
+//! }
+//! db.close()
+//! # }
+//! ```
+//!
+//! Start with [`Db`] and [`Options`]. How it works is told in `docs/architecture.md`; the files are described byte for
+//! byte in `docs/format.md`. The modules, from the top: `api` (what users see), `environment` (attaching, recovery,
+//! closing), `checkpoint`, `transaction` (changes that survive their maker), `index` (the hash), `log`, `space`,
+//! `core` (mapped data and shared state), `shm`, `page`, `storage`.
 #![deny(missing_docs)]
 
-mod db;
+mod api;
+mod checkpoint;
+mod core;
+mod environment;
 mod error;
+mod hash;
+mod index;
 mod le;
 mod limits;
 mod log;
 mod options;
 mod page;
-#[allow(dead_code)]
+mod shm;
+mod space;
 mod storage;
-#[allow(dead_code)]
 mod sync;
+mod transaction;
 mod types;
 
-pub use db::{CheckReport, Cursor, Db, Iter, KeyLock, Stat};
+pub use api::check::CheckReport;
+pub use api::db::Db;
+pub use api::iterate::{Cursor, Iter};
+pub use api::key_lock::KeyLock;
+pub use api::stat::{ProcessStat, Stat};
 pub use error::{Error, Result};
 pub use options::{Durability, Options};
 #[cfg(feature = "failpoints")]

@@ -24,8 +24,8 @@ pub const RING_BYTES: u64 = 1 << 20;
 pub const MAX_RECORD_BYTES: u64 = RING_BYTES / 4;
 /// A checkpoint starts at this size of the redo log, or half the data, whichever is larger.
 pub const CHECKPOINT_LOG_BYTES_MIN: u64 = 64 << 20;
-/// Longest key: its length must fit 32 bits beside the flags.
-pub const MAX_KEY_BYTES: u64 = 1 << 30;
+/// Longest key: a log record holds it whole, with room for a value.
+pub const MAX_KEY_BYTES: u64 = MAX_RECORD_BYTES / 2;
 /// Longest value: an extent is one run of pages, and 2^31 of the smallest pages are 8 TiB.
 pub const MAX_VALUE_BYTES: u64 = 1 << 42;
 /// Addresses to reserve for the data file unless told otherwise: 256 GiB of 128 TiB.

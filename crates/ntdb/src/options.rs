@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::db::Db;
+use crate::api::db::Db;
 use crate::error::{Error, Result};
 use crate::limits;
 

@@ -3,13 +3,15 @@
 //! - [`record`]: one change as bytes, sealed to its place, so that only the record that belongs
 //!   there is ever taken for one.
 //! - [`file`](mod@file): the two files that the records end in, `NAME-log0` and `NAME-log1`.
+//! - [`flush`]: from the ring to the files and to the disk, shared by all who wait.
 //! - [`scan`]: reading them back in order, to the end of what is valid.
 //!
 //! A log sequence number ([`crate::types::Lsn`]) is the position of a record's first byte, counted
 //! in log bytes since the database was created. It rises across both files, so it orders all
-//! changes that were ever made. Who appends, flushes and syncs, and under which locks, is the
-//! business of the layers above; this one knows only bytes.
+//! changes that were ever made. Who appends, and under which locks, is the business of the layers
+//! above.
 
 pub mod file;
+pub mod flush;
 pub mod record;
 pub mod scan;

@@ -1,4 +1,9 @@
-//! The pages of the data file.
+//! The pages of the data file: what their bytes mean.
 
+pub mod bucket;
+pub mod head;
 pub mod header;
+pub mod map;
 pub mod meta;
+pub mod record;
+pub mod tags;

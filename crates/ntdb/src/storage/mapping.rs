@@ -170,6 +170,15 @@ impl Drop for Mapping {
     }
 }
 
+/// As [`Mapping::populate_write`], for a range of any living mapping; a refusal is ignored, since it costs time only.
+///
+/// # Safety
+/// `len_bytes` from `at` on lie within one mapping that lives, backed by its file.
+pub unsafe fn populate(at: *mut u8, len_bytes: usize) {
+    // SAFETY: the caller's promise; the advice changes no bytes.
+    unsafe { libc::madvise(at.cast(), len_bytes, libc::MADV_POPULATE_WRITE) };
+}
+
 /// Tries sizes from `reserve_bytes` down to `min_bytes`.
 fn reserve(
     reserve_bytes: u64,

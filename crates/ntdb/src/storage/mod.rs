@@ -10,6 +10,7 @@
 //! | [`ofd`] | byte-range locks that die with their process: liveness |
 //! | [`futex`] | sleeping on a word of shared memory |
 //! | [`fork`] | knowing, with one load, that one is a forked child |
+//! | [`fork_local`] | a mutex that a forked child finds free |
 //! | [`filesystem`] | what kind of disk, which boot, random numbers |
 //! | [`failpoint`] | named places to die or to fail at, for tests; nothing in a normal build |
 //!
@@ -19,6 +20,7 @@ pub mod failpoint;
 pub mod file;
 pub mod filesystem;
 pub mod fork;
+pub mod fork_local;
 pub mod futex;
 pub mod mapping;
 pub mod ofd;

@@ -1,0 +1,293 @@
+//! Verifying everything.
+//!
+//! The state is frozen as for a checkpoint, and the allocation bits and the lists of replaced pages are copied in the same moment,
+//! under the writer lock. Everything else happens beside running readers and writers, on what does not change any more:
+//! - every page of the tree: kind, number, checksum (if a checkpoint has written it), structure, depth and prefix;
+//! - every record: its hash belongs to its bucket, a search finds it and nothing else, its value's checksum;
+//! - the number of records;
+//! - every page of the file is used by exactly one thing, and marked so: what is marked used and is used by nothing is
+//!   leaked.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering::*;
+use std::time::Instant;
+
+use crate::checkpoint::freeze::{Frozen, freeze};
+use crate::checkpoint::map::MapPages;
+use crate::checkpoint::publish;
+use crate::checkpoint::run::CheckpointGuard;
+use crate::core::{Backing, Core};
+use crate::environment::Environment;
+use crate::error::Result;
+use crate::index::locate::Root;
+use crate::index::walk::{self, Item};
+use crate::page::head::{Kind, prefix_of};
+use crate::shm::segment::SegmentTable;
+use crate::space::{bits, retire};
+use crate::transaction::step::list_get;
+use crate::transaction::writer::Writer;
+use crate::types::{PageNo, Run};
+
+/// What [`Db::check`](crate::Db::check) found.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct CheckReport {
+    /// Number of records seen.
+    pub records: u64,
+    /// Number of pages in use by the contents.
+    pub pages: u64,
+    /// Pages that are neither free nor used by anything.
+    pub leaked_pages: u64,
+    /// Each damage, in words; empty if the database is whole.
+    pub problems: Vec<String>,
+}
+
+impl CheckReport {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.problems.is_empty() && self.leaked_pages == 0
+    }
+}
+
+/// Most problems that are told one by one.
+const TELL: usize = 100;
+
+/// The moment that is checked.
+struct Moment {
+    frozen: Frozen,
+    file_pages: u32,
+    used: Vec<u64>,
+    /// Pages of lists: replaced and waiting, or made and not yet linked.
+    listed: Vec<(Run, &'static str)>,
+}
+
+/// Checks the database.
+pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<CheckReport> {
+    environment.ensure_session()?;
+    let core = &environment.core;
+    let guard = CheckpointGuard::lock(core, deadline)?;
+    let moment = {
+        let mut writer = Writer::lock(core, deadline)?;
+        let lists = copy_lists(core)?;
+        let file_pages = core.control().readers.file_pages.load(Relaxed);
+        let words = (file_pages as u64).div_ceil(64);
+        let used = (0..words).map(|index| bits::used_word(core, index)).collect();
+        let frozen = freeze(&mut writer, false)?;
+        Moment { frozen, file_pages, used, listed: lists }
+    };
+    let mut checker = Checker {
+        core,
+        moment: &moment,
+        owner: vec![0; (moment.file_pages as usize).div_ceil(64)],
+        report: CheckReport::default(),
+    };
+    let result = checker.run();
+    let report = checker.report;
+    // The hold on the frozen pages ends; nothing else was made.
+    publish::forget(core)?;
+    drop(guard);
+    result.map(|()| report)
+}
+
+fn copy_lists(core: &Core) -> Result<Vec<(Run, &'static str)>> {
+    let control = core.control();
+    let mut listed = Vec::new();
+    let mut queue = |table: &SegmentTable, what| -> Result<()> {
+        for index in table.head.load(Relaxed)..table.len.load(Relaxed) {
+            listed.push((retire::entry(core, table, index)?.run, what));
+        }
+        Ok(())
+    };
+    queue(&control.fresh, "replaced, waiting for readers")?;
+    queue(&control.held, "replaced, held for a checkpoint")?;
+    for (table, what) in [
+        (&control.checkpoint_made, "made by a checkpoint"),
+        (&control.claim_made, "made by a large operation"),
+    ] {
+        for index in 0..table.len.load(Relaxed) {
+            listed.push((list_get(core, table, index)?, what));
+        }
+    }
+    Ok(listed)
+}
+
+struct Checker<'c> {
+    core: &'c Core,
+    moment: &'c Moment,
+    /// Bit per page: something uses it.
+    owner: Vec<u64>,
+    report: CheckReport,
+}
+
+impl Checker<'_> {
+    fn problem(&mut self, text: String) {
+        if self.report.problems.len() < TELL {
+            self.report.problems.push(text);
+        } else if self.report.problems.len() == TELL {
+            self.report.problems.push("and more".into());
+        }
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let core = self.core;
+        self.own(Run { first: PageNo(0), len: 4 }, "the header and the meta pages");
+        if core.backing == Backing::Shared {
+            if let Err(error) = self.durable_map() {
+                self.problem(error.to_string());
+            }
+        } else if let Ok(map) = first_map(core) {
+            for page in map.all() {
+                self.own(Run { first: page, len: 1 }, "the free-space map");
+            }
+        }
+        let listed = self.moment.listed.clone();
+        for (run, what) in listed {
+            self.own(run, what);
+        }
+        let root = self.moment.frozen.root;
+        let mut items = Vec::new();
+        if let Err(error) = walk::for_each_run(core, root, &mut |item| {
+            items.push(item);
+            Ok(())
+        }) {
+            self.problem(error.to_string());
+        }
+        for item in &items {
+            self.item(item);
+        }
+        self.report.pages = items.iter().map(|item| item.run.len as u64).sum();
+        self.records(root);
+        if self.report.records != self.moment.frozen.count {
+            let (seen, counted) = (self.report.records, self.moment.frozen.count);
+            self.problem(format!("{seen} records found, {counted} counted"));
+        }
+        self.account();
+        Ok(())
+    }
+
+    /// The pages of the durable checkpoint's map.
+    fn durable_map(&mut self) -> Result<()> {
+        let core = self.core;
+        let index = core.control().checkpoint.durable_meta.load(Relaxed);
+        let meta = publish::read_meta(core, index)?;
+        let map = MapPages::load(core, meta.map_levels, &meta.map_pages)?;
+        for page in &map.groups {
+            core.verify_page(*page, Kind::Map)?;
+        }
+        for page in map.all() {
+            self.own(Run { first: page, len: 1 }, "the free-space map");
+        }
+        Ok(())
+    }
+
+    /// Notes that something uses `run`.
+    fn own(&mut self, run: Run, what: &str) {
+        let end = run.first.0 as u64 + run.len as u64;
+        if end > self.moment.file_pages as u64 {
+            self.problem(format!("page {}: beyond the end of the file ({what})", run.first.0));
+            return;
+        }
+        for page in run.first.0..end as u32 {
+            let (word, bit) = (page as usize / 64, 1u64 << (page % 64));
+            if self.owner[word] & bit != 0 {
+                self.problem(format!("page {page}: used twice ({what})"));
+            }
+            self.owner[word] |= bit;
+            if self.moment.used[word] & bit == 0 {
+                self.problem(format!("page {page}: marked free, but used ({what})"));
+            }
+        }
+    }
+
+    fn item(&mut self, item: &Item) {
+        let core = self.core;
+        let Some(kind) = item.kind else {
+            return self.own(item.run, "a value");
+        };
+        self.own(item.run, "the tree");
+        let durable = core.control().checkpoint.durable_epoch.load(Relaxed);
+        let written = core.backing == Backing::Shared && item.made.0 <= durable;
+        if written && let Err(error) = core.verify_page(item.run.first, kind) {
+            self.problem(error.to_string());
+        }
+    }
+
+    /// Visits every bucket of the tree.
+    fn records(&mut self, root: Root) {
+        let mut hash = Some(0);
+        while let Some(at) = hash {
+            match self.bucket(root, at) {
+                Ok(bits) => hash = walk::next_range(at, bits),
+                Err(error) => {
+                    self.problem(error.to_string());
+                    // The directory's entry says where the next bucket begins at the latest.
+                    let bits = crate::index::locate::path(self.core, root, at)
+                        .map(|path| path.entry_depth());
+                    hash = bits.ok().and_then(|bits| walk::next_range(at, bits));
+                }
+            }
+        }
+    }
+
+    fn bucket(&mut self, root: Root, at: u64) -> Result<u8> {
+        let core = self.core;
+        let head = crate::index::locate::bucket_page(core, root, at)?;
+        let depth = core.bucket(head)?.head().depth.load(Relaxed);
+        let prefix = prefix_of(at, depth);
+        let chain = crate::index::lookup::chain(core, head)?;
+        let mut keys: HashSet<Vec<u8>> = HashSet::new();
+        for &page in &chain {
+            let bucket = core.bucket(page)?;
+            bucket.check_structure().map_err(core.damage(page))?;
+            let page_head = bucket.head();
+            if page_head.depth.load(Relaxed) != depth || page_head.prefix.load(Relaxed) != prefix {
+                self.problem(format!("page {}: its depth or prefix is wrong", page.0));
+            }
+            bucket.for_each_live(core.damage(page), |slot, record| {
+                self.report.records += 1;
+                let key = core.key_of(&record)?;
+                if let Some(extent) = record.extent() {
+                    core.verify_extent(&extent, record.extent_bytes())?;
+                }
+                let hash = core.hasher.hash(key);
+                if prefix_of(hash, depth) != prefix {
+                    self.problem(format!("page {}, slot {slot}: in the wrong bucket", page.0));
+                }
+                let found =
+                    bucket.find(hash, core.damage(page), |other| core.is_key(other, hash, key))?;
+                if found.is_none_or(|found| found.slot != slot) {
+                    self.problem(format!(
+                        "page {}, slot {slot}: a search does not find it",
+                        page.0
+                    ));
+                }
+                if chain.len() > 1 && !keys.insert(key.to_vec()) {
+                    self.problem(format!("page {}, slot {slot}: its key is there twice", page.0));
+                }
+                Ok(())
+            })?;
+        }
+        Ok(depth)
+    }
+
+    /// Compares what is used with what is marked used.
+    fn account(&mut self) {
+        for index in 0..self.owner.len() {
+            let beyond = self.moment.file_pages as usize - index * 64;
+            let mask = if beyond >= 64 { u64::MAX } else { (1 << beyond) - 1 };
+            let leaked = self.moment.used[index] & !self.owner[index] & mask;
+            if leaked != 0 {
+                self.report.leaked_pages += leaked.count_ones() as u64;
+                let first = index * 64 + leaked.trailing_zeros() as usize;
+                self.problem(format!("page {first}: marked used, but used by nothing"));
+            }
+        }
+    }
+}
+
+/// The map that a private or in-memory database began with.
+fn first_map(core: &Core) -> Result<MapPages> {
+    let index = core.control().checkpoint.durable_meta.load(Relaxed);
+    let meta = publish::read_meta(core, index)?;
+    MapPages::load(core, meta.map_levels, &meta.map_pages)
+}

@@ -1,0 +1,576 @@
+//! The handle of an open database.
+
+use std::cell::RefCell;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::*;
+use std::time::{Duration, Instant};
+
+use crate::core::{Backing, Core};
+use crate::environment::{Environment, attach};
+use crate::error::{Error, Result};
+use crate::index::lookup;
+use crate::log::flush::check_poison;
+use crate::log::record::Op;
+use crate::options::{Durability, Options};
+use crate::shm::stripe::{Holder, thread_token};
+use crate::transaction::large::{self, has_room};
+use crate::transaction::operation::{self, Condition};
+use crate::transaction::record::LogRecord;
+use crate::transaction::writer::Writer;
+use crate::types::Lsn;
+
+use super::check::{self, CheckReport};
+use super::iterate::{self, Cursor, Iter};
+use super::key_lock::{KeyLock, Patience, stripe_of};
+use super::stat::{self, Stat};
+
+/// An open database.
+///
+/// Cheap to clone; clones share everything. Any thread may use it at any time, together with any other thread and process, and
+/// a forked child may go on using its copy.
+///
+/// Reads take no lock and make no system call; they never wait for anybody. Writes take the writer lock for a fraction of a
+/// microsecond. What a write promises when it returns is its [`Durability`].
+///
+/// When the last handle of the last process is dropped, the database is put to rest: a checkpoint is written and the
+/// companion files are removed. [`Db::close`] does the same and reports errors.
+///
+/// ```
+/// # fn main() -> ntdb::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// let db = ntdb::Db::create(dir.path().join("words.ntdb"))?;
+/// db.put(b"hello", b"world")?;
+/// assert_eq!(db.get(b"hello")?.as_deref(), Some(&b"world"[..]));
+/// assert!(!db.insert(b"hello", b"again")?);
+/// assert!(db.delete(b"hello")?);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Db {
+    environment: Arc<Environment>,
+    durability: Durability,
+    lock_timeout: Option<Duration>,
+    read_only: bool,
+}
+
+/// Memory that a thread's operations re-use.
+#[derive(Default)]
+struct Scratch {
+    log: LogRecord,
+    record: Vec<u8>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Most memory that a thread keeps for its operations.
+const KEEP_SCRATCH_BYTES: usize = 64 << 10;
+
+impl Db {
+    /// Opens an existing database for reading and writing, with the default [`Options`].
+    ///
+    /// # Errors
+    /// As [`Options::open`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Db> {
+        Options::new().open(path)
+    }
+
+    /// Opens a database for reading and writing, and creates it if it does not exist.
+    ///
+    /// # Errors
+    /// As [`Options::open`].
+    pub fn create(path: impl AsRef<Path>) -> Result<Db> {
+        Options::new().create(true).open(path)
+    }
+
+    /// A new database in this process's memory.
+    ///
+    /// # Errors
+    /// [`Error::AddressSpace`].
+    pub fn in_memory() -> Result<Db> {
+        Options::new().open_in_memory()
+    }
+
+    pub(crate) fn open_with(path: &Path, options: &Options) -> Result<Db> {
+        attach::open(path, options).map(|environment| Db::new(environment, options))
+    }
+
+    pub(crate) fn open_in_memory_with(options: &Options) -> Result<Db> {
+        attach::open_in_memory(options).map(|environment| Db::new(environment, options))
+    }
+
+    fn new(environment: Arc<Environment>, options: &Options) -> Db {
+        let read_only = options.read_only
+            || matches!(environment.core.backing, Backing::SharedReadOnly | Backing::Private);
+        Db {
+            environment,
+            durability: options.durability,
+            lock_timeout: options.lock_timeout,
+            read_only,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn environment(&self) -> &Arc<Environment> {
+        &self.environment
+    }
+
+    #[inline]
+    fn core(&self) -> &Core {
+        &self.environment.core
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.lock_timeout.map(|limit| Instant::now() + limit)
+    }
+
+    /// A handle to the same database whose single operations promise `durability`.
+    pub fn with_durability(&self, durability: Durability) -> Db {
+        Db { durability, ..self.clone() }
+    }
+
+    /// A handle to the same database that waits at most `limit` for locks (`None`: as long as it takes).
+    pub fn with_lock_timeout(&self, limit: Option<Duration>) -> Db {
+        Db { lock_timeout: limit, ..self.clone() }
+    }
+
+    /// The path that the database was first opened by in this process; `None` in memory.
+    pub fn path(&self) -> Option<&Path> {
+        self.environment.opened_as.as_deref()
+    }
+
+    /// A copy of the value of `key`, or `None` if it is absent. Takes no lock.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if a page on the way is damaged.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.view(key, |value| value.to_vec())
+    }
+
+    /// Copies the value of `key` into `buffer`, as far as it fits, and returns its whole length; `None` if the key is
+    /// absent. Takes no lock and allocates nothing.
+    ///
+    /// # Errors
+    /// As [`Db::get`].
+    #[inline]
+    pub fn get_into(&self, key: &[u8], buffer: &mut [u8]) -> Result<Option<usize>> {
+        self.view(key, |value| {
+            let len = value.len().min(buffer.len());
+            buffer[..len].copy_from_slice(&value[..len]);
+            value.len()
+        })
+    }
+
+    /// Calls `f` with the value of `key`, borrowed from the database; `None` if the key is absent. Takes no lock. While `f`
+    /// runs, pages that are replaced cannot be re-used, so it should not take long.
+    ///
+    /// # Errors
+    /// As [`Db::get`].
+    #[inline]
+    pub fn view<R>(&self, key: &[u8], f: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        let core = self.core();
+        let hash = core.hasher.hash(key);
+        let _pin = self.environment.pin()?;
+        match lookup::find(core, lookup::current_root(core), hash, key)? {
+            Some(record) => Ok(Some(f(core.value_of(&record)?))),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether `key` is present. Takes no lock.
+    ///
+    /// # Errors
+    /// As [`Db::get`].
+    pub fn contains(&self, key: &[u8]) -> Result<bool> {
+        let core = self.core();
+        let hash = core.hasher.hash(key);
+        let _pin = self.environment.pin()?;
+        Ok(lookup::find(core, lookup::current_root(core), hash, key)?.is_some())
+    }
+
+    /// Stores `value` under `key`, whether present or not.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], [`Error::Full`], [`Error::TooLong`], [`Error::Locked`] after the lock time-out, [`Error::Corrupt`],
+    /// [`Error::Poisoned`]. The database is unchanged then, except that a durable operation whose sync failed is visible.
+    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.put_if(key, value, Condition::Any).map(drop)
+    }
+
+    /// Stores `value` under `key` if the key is absent; says whether it did.
+    ///
+    /// # Errors
+    /// As [`Db::put`].
+    pub fn insert(&self, key: &[u8], value: &[u8]) -> Result<bool> {
+        self.put_if(key, value, Condition::Absent)
+    }
+
+    /// Stores `value` under `key` if the key is present; says whether it did.
+    ///
+    /// # Errors
+    /// As [`Db::put`].
+    pub fn replace(&self, key: &[u8], value: &[u8]) -> Result<bool> {
+        self.put_if(key, value, Condition::Present)
+    }
+
+    fn put_if(&self, key: &[u8], value: &[u8], condition: Condition) -> Result<bool> {
+        let core = self.core();
+        operation::check_lengths(core, key.len(), value.len() as u64)?;
+        let hash = core.hasher.hash(key);
+        let lsn = if large::is_large(key.len(), value.len()) {
+            self.large(hash, |deadline| {
+                large::put(&self.environment, hash, key, value, condition, deadline)
+            })?
+        } else {
+            self.small(
+                hash,
+                |log| log.encode(&Op::Put { key, value }),
+                |writer, log, scratch| {
+                    operation::put(writer, hash, key, value, condition, log, scratch)
+                },
+            )?
+        };
+        self.promise(lsn)?;
+        Ok(lsn.is_some())
+    }
+
+    /// Deletes `key`; says whether it was present.
+    ///
+    /// # Errors
+    /// As [`Db::put`].
+    pub fn delete(&self, key: &[u8]) -> Result<bool> {
+        let core = self.core();
+        operation::check_lengths(core, key.len(), 0)?;
+        let hash = core.hasher.hash(key);
+        let lsn = self.small(
+            hash,
+            |log| log.encode(&Op::Delete { key }),
+            |writer, log, _| operation::delete(writer, hash, key, log),
+        )?;
+        self.promise(lsn)?;
+        Ok(lsn.is_some())
+    }
+
+    /// Adds `bytes` to the end of the value of `key`, which need not be present; returns the new length of the value in bytes.
+    /// Costs what the bytes cost, however long the value is.
+    ///
+    /// # Errors
+    /// As [`Db::put`].
+    pub fn append(&self, key: &[u8], bytes: &[u8]) -> Result<u64> {
+        let core = self.core();
+        operation::check_lengths(core, key.len(), bytes.len() as u64)?;
+        let hash = core.hasher.hash(key);
+        let appended = if large::is_large(key.len(), bytes.len()) {
+            self.large(hash, |deadline| {
+                large::append(&self.environment, hash, key, bytes, deadline)
+            })?
+        } else {
+            self.small(
+                hash,
+                // Its length is what matters here; the value's length is filled in under the lock, and may take more bytes.
+                |log| log.encode(&Op::Append { key, length_before: u64::MAX, bytes }),
+                |writer, log, scratch| {
+                    operation::append(writer, hash, key, bytes, None, log, scratch)
+                },
+            )?
+        };
+        self.promise(Some(appended.lsn))?;
+        Ok(appended.len)
+    }
+
+    /// Does an operation that fits one log record, under the writer lock.
+    #[inline]
+    fn small<T>(
+        &self,
+        hash: u64,
+        encode: impl FnOnce(&mut LogRecord),
+        mut operate: impl FnMut(&mut Writer, &mut LogRecord, &mut Vec<u8>) -> Result<T>,
+    ) -> Result<T> {
+        self.may_write()?;
+        SCRATCH.with(|scratch| {
+            // Taken out, so that nothing is borrowed if a callback of a caller further up uses the database.
+            let mut scratch = scratch.take();
+            encode(&mut scratch.log);
+            let bytes = scratch.log.len() as u64;
+            let mut writer = self.write_lock(hash, bytes)?;
+            let result = operate(&mut writer, &mut scratch.log, &mut scratch.record);
+            let tail = self.core().control().writer.tail.load(Relaxed);
+            drop(writer);
+            self.environment.after_change(tail);
+            if scratch.record.capacity() <= KEEP_SCRATCH_BYTES
+                && scratch.log.capacity() <= KEEP_SCRATCH_BYTES
+            {
+                SCRATCH.with(|place| place.replace(scratch));
+            }
+            result
+        })
+    }
+
+    /// Does an operation that takes several log records, holding the key's stripe.
+    fn large<T>(&self, hash: u64, operate: impl FnOnce(Option<Instant>) -> Result<T>) -> Result<T> {
+        self.may_write()?;
+        let deadline = self.deadline();
+        let mut hashes = std::iter::once(hash);
+        let lock = KeyLock::take(self, &mut hashes, Patience::Wait, deadline)?;
+        let result = operate(deadline);
+        drop(lock);
+        self.environment.after_change(self.core().control().writer.tail.load(Relaxed));
+        result
+    }
+
+    #[inline]
+    fn may_write(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::ReadOnly { path: self.core().path.clone() });
+        }
+        check_poison(self.core())?;
+        self.environment.ensure_session()
+    }
+
+    /// The writer lock, with nobody else holding the key's stripe and room in the log for `bytes`.
+    #[inline]
+    fn write_lock(&self, hash: u64, bytes: u64) -> Result<Writer<'_>> {
+        let core = self.core();
+        let stripe = core.shm.stripe(stripe_of(hash));
+        let mut deadline = None;
+        if self.lock_timeout.is_some() && core.control().writer_lock.is_held() {
+            deadline = self.deadline();
+        }
+        loop {
+            let writer = Writer::lock(core, deadline)?;
+            match stripe.holder(core.slot()) {
+                Holder::None | Holder::Me => {
+                    // A quarter more: records grow a little under the lock.
+                    if has_room(core, bytes + 16) {
+                        return Ok(writer);
+                    }
+                    drop(writer);
+                    self.environment.make_ring_room(bytes + 16, self.deadline())?;
+                }
+                _ => {
+                    drop(writer);
+                    deadline = deadline.or_else(|| self.deadline());
+                    self.await_stripe(hash, deadline)?;
+                }
+            }
+        }
+    }
+
+    #[cold]
+    fn await_stripe(&self, hash: u64, deadline: Option<Instant>) -> Result<()> {
+        let core = self.core();
+        let stripe = core.shm.stripe(stripe_of(hash));
+        let begin = Instant::now();
+        loop {
+            let owner = match stripe.holder(core.slot()) {
+                Holder::None | Holder::Me => return Ok(()),
+                Holder::Sibling => core.slot(),
+                Holder::Other(owner) => owner,
+            };
+            let left = match deadline {
+                None => Duration::from_secs(1),
+                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+            };
+            if left.is_zero() {
+                return Err(core.locked("a key lock", Some(owner), begin.elapsed()));
+            }
+            stripe.wait(core.slot(), left, &|slot| core.is_alive(slot));
+        }
+    }
+
+    /// Waits for what the handle promises of the change that ends at `lsn`.
+    #[inline]
+    fn promise(&self, lsn: Option<Lsn>) -> Result<()> {
+        match (lsn, self.durability) {
+            (Some(lsn), Durability::Durable) => self.environment.sync_to(lsn, self.deadline()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Locks `key` against all other threads and processes until the guard is dropped: others who write it, or lock it, wait;
+    /// readers don't. Re-entrant for the same thread. Keys share some thousands of locks, so an unrelated key is locked
+    /// now and then too; to lock several keys, use [`Db::lock_many`].
+    ///
+    /// # Errors
+    /// [`Error::Locked`] after the lock time-out; [`Error::ReadOnly`].
+    ///
+    /// ```
+    /// # let db = ntdb::Db::in_memory()?;
+    /// let guard = db.lock(b"counter")?;
+    /// let count = db.get(b"counter")?.map_or(0, |v| u64::from_le_bytes(v.try_into().unwrap()));
+    /// db.put(b"counter", &(count + 1).to_le_bytes())?;
+    /// drop(guard);
+    /// # Ok::<(), ntdb::Error>(())
+    /// ```
+    pub fn lock(&self, key: &[u8]) -> Result<KeyLock<'_>> {
+        self.lock_many(&[key])
+    }
+
+    /// As [`Db::lock`], for several keys at once. Whoever locks several keys this way cannot wait for another who does the same in
+    /// a circle.
+    ///
+    /// # Errors
+    /// As [`Db::lock`].
+    pub fn lock_many(&self, keys: &[&[u8]]) -> Result<KeyLock<'_>> {
+        self.may_write()?;
+        let hasher = self.core().hasher;
+        let mut hashes = keys.iter().map(|key| hasher.hash(key));
+        let lock = KeyLock::take(self, &mut hashes, Patience::Wait, self.deadline())?;
+        Ok(lock.expect("waiting ends with the lock or an error"))
+    }
+
+    /// As [`Db::lock`], but returns `None` if somebody else holds the lock.
+    ///
+    /// # Errors
+    /// As [`Db::lock`].
+    pub fn try_lock(&self, key: &[u8]) -> Result<Option<KeyLock<'_>>> {
+        self.may_write()?;
+        let mut hashes = std::iter::once(self.core().hasher.hash(key));
+        KeyLock::take(self, &mut hashes, Patience::Try, self.deadline())
+    }
+
+    /// An iterator over all records, in the order of their hashes, as copies. It sees every record that is there throughout
+    /// exactly once, whatever is written meanwhile, and holds nothing back between two records.
+    pub fn iter(&self) -> Iter {
+        Iter::new(self.clone(), Cursor::default())
+    }
+
+    /// An iterator over the records behind `cursor`.
+    pub fn iter_from(&self, cursor: &Cursor) -> Iter {
+        Iter::new(self.clone(), cursor.clone())
+    }
+
+    /// Calls `f` with every record, borrowed, until it breaks; returns how many it was called for. As [`Db::iter`], but without
+    /// copies and in no particular order; pages are held back while `f` works through one bucket (some hundred records).
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if a page on the way is damaged.
+    pub fn for_each(&self, f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> Result<u64> {
+        iterate::for_each(self, f)
+    }
+
+    /// Number of records. Takes no lock.
+    ///
+    /// # Errors
+    /// Only in a forked child that cannot attach.
+    pub fn len(&self) -> Result<u64> {
+        self.environment.ensure_session()?;
+        Ok(self.core().control().writer.count.load(Acquire))
+    }
+
+    /// Whether there is no record.
+    ///
+    /// # Errors
+    /// As [`Db::len`].
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Deletes all records, at once for everybody.
+    ///
+    /// # Errors
+    /// As [`Db::put`].
+    pub fn clear(&self) -> Result<()> {
+        self.may_write()?;
+        let mut log = LogRecord::default();
+        log.encode(&Op::Clear);
+        let deadline = self.deadline();
+        let core = self.core();
+        // Nobody may hold a key lock: its holder relies on the key.
+        let lsn = loop {
+            let mut writer = Writer::lock(core, deadline)?;
+            if let Some(index) = self.foreign_stripe() {
+                drop(writer);
+                self.await_stripe((index as u64) << 23, deadline)?;
+                continue;
+            }
+            if !has_room(core, log.len() as u64) {
+                drop(writer);
+                self.environment.make_ring_room(log.len() as u64, deadline)?;
+                continue;
+            }
+            break operation::clear(&mut writer, &mut log)?;
+        };
+        self.environment.after_change(lsn.0);
+        self.promise(Some(lsn))
+    }
+
+    /// A stripe that somebody else holds.
+    fn foreign_stripe(&self) -> Option<usize> {
+        let core = self.core();
+        let me = core.slot();
+        debug_assert!(thread_token() != 0);
+        (0..crate::limits::KEY_STRIPES).find(|&index| {
+            matches!(core.shm.stripe(index).holder(me), Holder::Sibling | Holder::Other(_))
+        })
+    }
+
+    /// Makes everything done so far, by anybody, durable.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] if a sync fails, [`Error::Full`] if the log cannot grow, [`Error::Locked`].
+    pub fn sync(&self) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        self.environment.ensure_session()?;
+        let tail = Lsn(self.core().control().writer.applied.load(Acquire));
+        self.environment.sync_to(tail, self.deadline())
+    }
+
+    /// Writes a checkpoint, so that recovery starts from here and older log is free. Happens by itself as the log grows;
+    /// readers and writers go on meanwhile.
+    ///
+    /// # Errors
+    /// As [`Db::sync`]; [`Error::ReadOnly`].
+    pub fn checkpoint(&self) -> Result<()> {
+        self.may_write()?;
+        self.environment.checkpoint(self.deadline())
+    }
+
+    /// Facts about the database.
+    ///
+    /// # Errors
+    /// [`Error::Locked`].
+    pub fn stat(&self) -> Result<Stat> {
+        stat::stat(&self.environment, self.deadline())
+    }
+
+    /// Verifies everything, checksums included, as of one moment; readers and writers go on meanwhile. Checkpoints wait.
+    ///
+    /// # Errors
+    /// [`Error::Locked`], or a system error. Damage is not an error but in the report.
+    pub fn check(&self) -> Result<CheckReport> {
+        check::check(&self.environment, self.deadline())
+    }
+
+    /// A number that grows with every change by any process: the log sequence number, in bytes of redo log since the database
+    /// was created.
+    ///
+    /// # Errors
+    /// As [`Db::len`].
+    pub fn change_counter(&self) -> Result<u64> {
+        self.environment.ensure_session()?;
+        Ok(self.core().control().writer.applied.load(Acquire))
+    }
+
+    /// Closes this handle and reports what dropping it would hide. The last handle of the last process puts the database to
+    /// rest: a checkpoint is written, and the companion files are removed.
+    ///
+    /// # Errors
+    /// As [`Db::checkpoint`]. The database is then recovered by its next user.
+    pub fn close(self) -> Result<()> {
+        match Arc::try_unwrap(self.environment) {
+            Ok(environment) => {
+                let result = environment.shut_down();
+                environment.forget_session();
+                result
+            }
+            Err(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Iteration over the records as they are at each moment.
+//!
+//! Buckets are visited in the order of hashes, each once and as a whole under one pin. Splits and merges only divide and join
+//! ranges of hashes, so a record that is there throughout is seen exactly once, whatever else happens meanwhile. A
+//! position is a hash and, among equal hashes, a key; it stays valid for ever, also in another process.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::core::Core;
+use crate::error::Result;
+use crate::index::{locate, lookup, walk};
+use crate::types::PageNo;
+
+use super::db::Db;
+
+/// A position of an iteration, which can be stored and resumed, also in another process and after the record there is
+/// gone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    /// The hash and key returned last; `None` before the first.
+    last: Option<(u64, Vec<u8>)>,
+    /// Behind the last record.
+    at_end: bool,
+}
+
+impl Cursor {
+    /// The position as bytes, to be stored.
+    ///
+    /// ```
+    /// # let db = ntdb::Db::in_memory()?;
+    /// # db.put(b"a", b"1")?; db.put(b"b", b"2")?;
+    /// let mut iter = db.iter();
+    /// iter.next();
+    /// let saved = iter.cursor().to_bytes();
+    /// let rest = db.iter_from(&ntdb::Cursor::from_bytes(&saved).unwrap());
+    /// assert_eq!(rest.count(), 1);
+    /// # Ok::<(), ntdb::Error>(())
+    /// ```
+    pub fn to_bytes(&self) -> Vec<u8> {
+        match (&self.last, self.at_end) {
+            (_, true) => vec![2],
+            (None, false) => vec![0],
+            (Some((hash, key)), false) => {
+                let mut bytes = vec![1];
+                bytes.extend_from_slice(&hash.to_le_bytes());
+                bytes.extend_from_slice(key);
+                bytes
+            }
+        }
+    }
+
+    /// A position from stored bytes; `None` if they are not one.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Cursor> {
+        match bytes {
+            [0] => Some(Cursor::default()),
+            [2] => Some(Cursor { last: None, at_end: true }),
+            [1, rest @ ..] if rest.len() >= 8 => {
+                let (hash, key) = rest.split_at(8);
+                let hash = u64::from_le_bytes(hash.try_into().ok()?);
+                Some(Cursor { last: Some((hash, key.to_vec())), at_end: false })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A value longer than this is read when its turn comes, instead of being kept in memory meanwhile.
+const KEEP_VALUE_BYTES: usize = 4096;
+
+/// A record of the bucket that is being iterated.
+#[derive(Debug)]
+struct Pending {
+    hash: u64,
+    key: Vec<u8>,
+    /// `None`: long, to be read later.
+    value: Option<Vec<u8>>,
+}
+
+/// An iterator over all records; see [`Db::iter`]. After an error it ends.
+#[derive(Debug)]
+pub struct Iter {
+    db: Db,
+    /// Where the next bucket begins; `None` at the end.
+    next: Option<u64>,
+    cursor: Cursor,
+    pending: VecDeque<Pending>,
+}
+
+impl Iter {
+    pub(crate) fn new(db: Db, cursor: Cursor) -> Iter {
+        let next = match (&cursor.last, cursor.at_end) {
+            (_, true) => None,
+            (None, false) => Some(0),
+            (Some((hash, _)), false) => Some(*hash),
+        };
+        Iter { db, next, cursor, pending: VecDeque::new() }
+    }
+
+    /// The position behind the record that was returned last.
+    pub fn cursor(&self) -> Cursor {
+        if self.next.is_none() && self.pending.is_empty() {
+            return Cursor { last: None, at_end: true };
+        }
+        self.cursor.clone()
+    }
+
+    /// Reads the bucket at `hash` into `pending`, in order; returns where the next one begins.
+    fn read_bucket(&mut self, hash: u64) -> Result<Option<u64>> {
+        let environment = self.db.environment();
+        let _pin = environment.pin()?;
+        let core = &environment.core;
+        let mut records = Vec::new();
+        let bits = visit_bucket(core, hash, &mut |key, value| {
+            let hash = core.hasher.hash(key);
+            let value = (value.len() <= KEEP_VALUE_BYTES).then(|| value.to_vec());
+            records.push(Pending { hash, key: key.to_vec(), value });
+            ControlFlow::Continue(())
+        })?
+        .1;
+        if let Some((last_hash, last_key)) = &self.cursor.last {
+            records.retain(|r| (r.hash, &r.key) > (*last_hash, last_key));
+        }
+        records.sort_unstable_by(|a, b| (a.hash, &a.key).cmp(&(b.hash, &b.key)));
+        self.pending = records.into();
+        Ok(walk::next_range(hash, bits))
+    }
+}
+
+impl Iterator for Iter {
+    type Item = Result<(Vec<u8>, Vec<u8>)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let Some(record) = self.pending.pop_front() else {
+                let hash = self.next?;
+                match self.read_bucket(hash) {
+                    Ok(next) => {
+                        self.next = next;
+                        continue;
+                    }
+                    Err(error) => {
+                        self.next = None;
+                        return Some(Err(error));
+                    }
+                }
+            };
+            let value = match record.value {
+                Some(value) => value,
+                None => match self.db.get(&record.key) {
+                    Ok(Some(value)) => value,
+                    // Deleted since.
+                    Ok(None) => continue,
+                    Err(error) => {
+                        self.next = None;
+                        self.pending.clear();
+                        return Some(Err(error));
+                    }
+                },
+            };
+            self.cursor.last = Some((record.hash, record.key.clone()));
+            return Some(Ok((record.key, value)));
+        }
+    }
+}
+
+/// Calls `f` with the records of the bucket that holds `hash`. Returns whether it broke, and the number of leading hash
+/// bits that the bucket stands for. The caller holds a pin.
+fn visit_bucket(
+    core: &Core,
+    hash: u64,
+    f: &mut impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+) -> Result<(bool, u8)> {
+    let head = locate::bucket_page(core, lookup::current_root(core), hash)?;
+    let bucket = core.bucket(head)?;
+    let bits = bucket.head().depth.load(Relaxed);
+    if bits > 64 {
+        return Err(core.corrupt(head, "a bucket has an impossible depth"));
+    }
+    let mut page = head;
+    let mut steps = 0;
+    loop {
+        let bucket = core.bucket(page)?;
+        for slot in 0..bucket.slots() {
+            let record = bucket.live_record(slot).map_err(core.damage(page))?;
+            if let Some(record) = record
+                && f(core.key_of(&record)?, core.value_of(&record)?).is_break()
+            {
+                return Ok((true, bits));
+            }
+        }
+        page = bucket.head().next();
+        if page == PageNo::NONE {
+            return Ok((false, bits));
+        }
+        steps = lookup::check_chain_step(core, head, steps)?;
+    }
+}
+
+/// Calls `f` with every record until it breaks; returns how many it was called for.
+pub fn for_each(db: &Db, mut f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> Result<u64> {
+    let environment = db.environment();
+    let mut count = 0;
+    let mut next = Some(0);
+    while let Some(hash) = next {
+        // One pin per bucket: what `f` does in its time holds back no more than that.
+        let _pin = environment.pin()?;
+        let (broke, bits) = visit_bucket(&environment.core, hash, &mut |key, value| {
+            count += 1;
+            f(key, value)
+        })?;
+        if broke {
+            break;
+        }
+        next = walk::next_range(hash, bits);
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cursors_survive_as_bytes_and_others_are_refused() {
+        for cursor in [
+            Cursor::default(),
+            Cursor { last: None, at_end: true },
+            Cursor { last: Some((7, b"key".to_vec())), at_end: false },
+            Cursor { last: Some((0, Vec::new())), at_end: false },
+        ] {
+            assert_eq!(Cursor::from_bytes(&cursor.to_bytes()), Some(cursor));
+        }
+        for bytes in [&b""[..], b"\x01short", b"\x03", b"\x00x"] {
+            assert_eq!(Cursor::from_bytes(bytes), None);
+        }
+    }
+}

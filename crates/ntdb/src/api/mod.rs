@@ -1,0 +1,7 @@
+//! What users see: the handle, key locks, iteration, facts and checks.
+
+pub mod check;
+pub mod db;
+pub mod iterate;
+pub mod key_lock;
+pub mod stat;

@@ -1,0 +1,122 @@
+//! Facts about a database at one moment.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::environment::Environment;
+use crate::error::Result;
+use crate::index::lookup;
+use crate::limits::MAX_PROCESSES;
+use crate::shm::segment::SegmentTable;
+use crate::space::{bits, retire};
+use crate::transaction::writer::Writer;
+use crate::types::SlotId;
+
+/// A process that has the database open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProcessStat {
+    /// Its process id, as it sees itself.
+    pub pid: u32,
+    /// When it opened the database, in seconds since 1970.
+    pub since_unix_seconds: u64,
+}
+
+/// Facts about a database at one moment; see [`Db::stat`](crate::Db::stat).
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Stat {
+    /// Size of a page in bytes.
+    pub page_size: u32,
+    /// Number of records.
+    pub records: u64,
+    /// Size of the data file in bytes.
+    pub file_bytes: u64,
+    /// Bytes of pages that are free for re-use.
+    pub free_bytes: u64,
+    /// Bytes of pages that were replaced and wait for a reader or a checkpoint.
+    pub retired_bytes: u64,
+    /// Bytes of redo log since the last checkpoint.
+    pub log_bytes: u64,
+    /// The change counter (log sequence number).
+    pub change_counter: u64,
+    /// Depth of the hash: its root array has 2^depth entries.
+    pub depth: u32,
+    /// The freeze epoch.
+    pub epoch: u64,
+    /// Reserve in percent.
+    pub reserve_percent: u8,
+    /// Buckets split since the database was opened by its first user.
+    pub splits: u64,
+    /// Buckets compacted since then.
+    pub compactions: u64,
+    /// Pages copied because a checkpoint held them, since then.
+    pub copies: u64,
+    /// Checkpoints since then.
+    pub checkpoints: u64,
+    /// Dead processes repaired since then.
+    pub repairs: u64,
+    /// Process ids of the attached processes, each as it sees itself.
+    pub processes: Vec<u32>,
+    /// The attached processes.
+    pub process_list: Vec<ProcessStat>,
+    /// The process whose reader holds back the oldest pages, if any reads just now.
+    pub oldest_reader: Option<u32>,
+    /// Eras since that reader began; pages replaced since then cannot be re-used.
+    pub oldest_reader_age: u64,
+}
+
+/// Gathers the facts. Takes the writer lock for a moment.
+pub fn stat(environment: &Environment, deadline: Option<std::time::Instant>) -> Result<Stat> {
+    environment.ensure_session()?;
+    let core = &environment.core;
+    let control = core.control();
+    let page_size = core.page_size as u64;
+    let writer = Writer::lock(core, deadline)?;
+    let file_pages = control.readers.file_pages.load(Relaxed);
+    let free = bits::count_free(core, file_pages);
+    let retired =
+        retired_pages(environment, &control.fresh)? + retired_pages(environment, &control.held)?;
+    let mut stat = Stat {
+        page_size: core.page_size as u32,
+        records: control.writer.count.load(Relaxed),
+        file_bytes: file_pages as u64 * page_size,
+        free_bytes: free * page_size,
+        retired_bytes: retired * page_size,
+        change_counter: control.writer.tail.load(Relaxed),
+        epoch: control.writer.epoch.load(Relaxed),
+        reserve_percent: core.reserve_percent,
+        splits: control.counters.splits.load(Relaxed),
+        compactions: control.counters.compactions.load(Relaxed),
+        copies: control.counters.copies.load(Relaxed),
+        checkpoints: control.checkpoint.completed.load(Relaxed) as u64,
+        repairs: control.counters.repairs.load(Relaxed),
+        ..Stat::default()
+    };
+    stat.depth = lookup::current_root(core).depth.unwrap_or(0) as u32;
+    stat.log_bytes =
+        stat.change_counter.saturating_sub(control.checkpoint.durable_lsn.load(Relaxed));
+    drop(writer);
+    for index in 0..MAX_PROCESSES {
+        let entry = core.shm.process(index);
+        if entry.state.load(Relaxed) == 1 && core.is_alive(SlotId(index as u16)) {
+            let pid = entry.pid.load(Relaxed);
+            stat.processes.push(pid);
+            let since_unix_seconds = entry.since.load(Relaxed);
+            stat.process_list.push(ProcessStat { pid, since_unix_seconds });
+        }
+    }
+    if let Some(oldest) = core.pins.min_pinned() {
+        stat.oldest_reader = Some(core.pid_of(oldest.process));
+        stat.oldest_reader_age = core.pins.era().0.saturating_sub(oldest.era.0);
+    }
+    Ok(stat)
+}
+
+fn retired_pages(environment: &Environment, table: &SegmentTable) -> Result<u64> {
+    let core = &environment.core;
+    let mut pages = 0;
+    for index in table.head.load(Relaxed)..table.len.load(Relaxed) {
+        pages += retire::entry(core, table, index)?.run.len as u64;
+    }
+    Ok(pages)
+}

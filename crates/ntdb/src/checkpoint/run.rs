@@ -1,0 +1,235 @@
+//! Running a checkpoint.
+
+use std::sync::atomic::Ordering::*;
+use std::time::Instant;
+
+use crate::core::{Backing, Core};
+use crate::error::Result;
+use crate::index::locate::Root;
+use crate::index::walk::{self, Side};
+use crate::log::flush::{Logs, check_poison};
+use crate::page::map::group_pages;
+use crate::page::meta::{META_PAGES, Meta};
+use crate::shm::layout::phase;
+use crate::shm::lock::Acquired;
+use crate::storage::failpoint::crash_point;
+use crate::transaction::writer::Writer;
+use crate::types::{Epoch, Lsn};
+
+use super::freeze::{Frozen, freeze};
+use super::map::{MapBuilder, MapPages, for_each_group, seal};
+use super::publish;
+
+/// What a checkpoint needs to know beside the database itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    /// The database.
+    pub core: &'a Core,
+    /// Its logs.
+    pub logs: &'a Logs,
+    /// The path that the companions lie beside.
+    pub base: &'a [u8],
+    /// Id of the shared state.
+    pub shm_id: u64,
+}
+
+/// The checkpoint lock, held; what a dead predecessor left is finished or forgotten.
+#[derive(Debug)]
+pub struct CheckpointGuard<'a> {
+    core: &'a Core,
+}
+
+impl<'a> CheckpointGuard<'a> {
+    /// Waits for the lock.
+    pub fn lock(core: &'a Core, deadline: Option<Instant>) -> Result<CheckpointGuard<'a>> {
+        let begin = Instant::now();
+        let lock = &core.control().checkpoint_lock;
+        match lock.acquire(core.slot(), deadline, &|slot| core.is_alive(slot)) {
+            Ok(Acquired::Clean) => {}
+            Ok(Acquired::OwnerDied(slot)) => core.suspect(slot),
+            Err(timed_out) => {
+                return Err(core.locked("the checkpoint", timed_out.owner, begin.elapsed()));
+            }
+        }
+        Self::repaired(core)
+    }
+
+    /// Takes the lock if it is free.
+    pub fn try_lock(core: &'a Core) -> Result<Option<CheckpointGuard<'a>>> {
+        if core.control().checkpoint_lock.try_acquire(core.slot()) {
+            Self::repaired(core).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// Takes over the lock of a process that is known to be dead, if it holds it.
+    pub fn take_over(core: &'a Core, dead: crate::types::SlotId) -> Result<()> {
+        if core.control().checkpoint_lock.take_over(core.slot(), dead) {
+            Self::repaired(core)?;
+        }
+        Ok(())
+    }
+
+    fn repaired(core: &'a Core) -> Result<CheckpointGuard<'a>> {
+        let guard = CheckpointGuard { core };
+        // Not only after a death: an owner that failed may not even have been able to clean up.
+        if core.control().checkpoint.phase.load(Acquire) != phase::IDLE {
+            publish::repair(core)?;
+        }
+        Ok(guard)
+    }
+}
+
+impl Drop for CheckpointGuard<'_> {
+    fn drop(&mut self) {
+        self.core.control().checkpoint_lock.release(self.core.slot());
+    }
+}
+
+/// Which checkpoint it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// One of many.
+    Periodic,
+    /// The last before the database is at rest: nobody else is attached. The meta page then names no log, and only as
+    /// many pages as are used.
+    Rest,
+}
+
+/// Runs a checkpoint; the caller holds the lock. Returns the number of pages that the file needs.
+pub fn run(context: &Context, _guard: &CheckpointGuard, purpose: Purpose) -> Result<u32> {
+    let core = context.core;
+    if core.backing != Backing::Shared {
+        return Ok(core.control().readers.file_pages.load(Acquire));
+    }
+    check_poison(core)?;
+    crash_point("checkpoint.begin");
+    let frozen = {
+        let mut writer = Writer::lock(core, None)?;
+        freeze(&mut writer, true)?
+    };
+    let result = write_and_publish(context, &frozen, purpose);
+    if result.is_err() && core.control().checkpoint.phase.load(Acquire) == phase::WRITING {
+        // If even this fails, the next holder of the lock tries again.
+        let _ = publish::forget(core);
+    }
+    result
+}
+
+fn write_and_publish(context: &Context, frozen: &Frozen, purpose: Purpose) -> Result<u32> {
+    let core = context.core;
+    let control = core.control();
+    let log = &control.log;
+    let logged = log.exists.load(Acquire) == 1;
+    if logged {
+        context.logs.flush_to(core, frozen.lsn, None)?;
+    }
+    crash_point("checkpoint.flushed");
+    let durable = control.checkpoint.durable_meta.load(Relaxed);
+    let before = publish::read_meta(core, durable)?;
+    let map = write_map(core, &before, frozen)?;
+    crash_point("checkpoint.map.written");
+
+    let file_pages = control.readers.file_pages.load(Acquire);
+    let used_end = match purpose {
+        Purpose::Rest => used_end(core, &map)?,
+        Purpose::Periodic => file_pages,
+    };
+    let claim = log.claim_first.load(Acquire);
+    let keep_from = if claim == 0 { frozen.lsn } else { frozen.lsn.min(Lsn(claim - 1)) };
+    let (map_levels, map_pages) = map.listed();
+    let mut meta = Meta {
+        sequence: before.sequence + 1,
+        epoch: frozen.epoch,
+        root: frozen.root.to_word(),
+        record_count: frozen.count,
+        replay_from: frozen.lsn,
+        keep_from,
+        log_salt: 0,
+        log_index: 0,
+        file_pages: used_end,
+        map_levels,
+        reserve: before.reserve,
+        flags: before.flags,
+        base_path: Vec::new(),
+        shm_id: 0,
+        map_pages,
+    };
+    if logged && purpose != Purpose::Rest {
+        let in_current = keep_from.0 >= log.start.load(Acquire);
+        let index = log.index.load(Acquire) & 1;
+        meta.log_index = if in_current { index } else { 1 - index };
+        meta.log_salt = if in_current {
+            log.salt.load(Acquire)
+        } else {
+            control.writer.salt_before.load(Acquire)
+        };
+        meta.base_path = context.base.to_vec();
+        meta.shm_id = context.shm_id;
+    }
+    publish::publish(core, &meta)?;
+    Ok(used_end)
+}
+
+/// Derives the map, and seals the pages that are new since the last checkpoint.
+fn write_map(core: &Core, before: &Meta, frozen: &Frozen) -> Result<MapPages> {
+    let old_root = Root::from_word(before.root);
+    let old = MapPages::load(core, before.map_levels, &before.map_pages)?;
+    let mut builder = MapBuilder::new(core, old);
+    walk::diff(core, old_root, frozen.root, Side::Old, &mut |item| builder.mark(item.run, false))?;
+    crash_point("checkpoint.map.cleared");
+    let since: Epoch = before.epoch;
+    walk::diff(core, old_root, frozen.root, Side::New, &mut |item| {
+        builder.mark(item.run, true)?;
+        // Extents have no header: their checksums are in their records.
+        if item.made > since && item.kind.is_some() {
+            seal(core, item.run.first, item.run.len)?;
+            crash_point("checkpoint.page.sealed");
+        }
+        Ok(())
+    })?;
+    let (map, _) = builder.finish()?;
+    Ok(map)
+}
+
+/// One more than the highest used page of the map.
+fn used_end(core: &Core, map: &MapPages) -> Result<u32> {
+    let per_group = group_pages(core.page_size);
+    let mut end = META_PAGES[1] + 2;
+    for_each_group(core, map, |group, bits| {
+        if let Some(byte) = bits.iter().rposition(|&byte| byte != 0) {
+            let bit = 7 - bits[byte].leading_zeros();
+            end = end.max(group * per_group + byte as u32 * 8 + bit + 1);
+        }
+        Ok(())
+    })?;
+    Ok(end)
+}
+
+/// Creates the first log file, if there is none yet.
+pub fn start_log(context: &Context, deadline: Option<Instant>) -> Result<()> {
+    if context.core.control().log.exists.load(Acquire) == 1 {
+        return Ok(());
+    }
+    let _guard = CheckpointGuard::lock(context.core, deadline)?;
+    publish::start_log(context.core, context.logs, context.base, context.shm_id)
+}
+
+/// Flushes the ring up to `target`, creating the log first if need be.
+pub fn flush_to(context: &Context, target: Lsn, deadline: Option<Instant>) -> Result<()> {
+    start_log(context, deadline)?;
+    context.logs.flush_to(context.core, target, deadline)
+}
+
+/// Makes everything before `target` durable.
+pub fn sync_to(context: &Context, target: Lsn, deadline: Option<Instant>) -> Result<()> {
+    if context.core.backing != Backing::Shared {
+        return Ok(());
+    }
+    if context.core.control().log.synced.load(Acquire) >= target.0 {
+        return check_poison(context.core);
+    }
+    start_log(context, deadline)?;
+    context.logs.sync_to(context.core, target, deadline)
+}

@@ -1,0 +1,559 @@
+//! What every layer above the storage works on: the mapped data file and the shared state.
+//!
+//! **Growth.** The data file is mapped once over a large range of addresses that reaches beyond its end; growing the
+//! file needs no further mapping. Pages are touched only below `file_pages`, which all processes share, so that nothing
+//! ever reads beyond the end. When a file outgrows its range, a larger one is mapped beside it and the old one is kept:
+//! borrowed values stay valid.
+//!
+//! **Verification.** A page that came from disk is verified (checksum, kind, number) before its first use after the
+//! database was opened; a bit per page in the shared state remembers that. Pages made since are marked when they are
+//! taken.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::hash::KeyHasher;
+use crate::limits::MAX_PINS;
+use crate::page::bucket::Bucket;
+use crate::page::head::{Kind, PageHead};
+use crate::page::record::{Extent, Reason, Record};
+use crate::shm::Shm;
+use crate::shm::layout::Control;
+use crate::shm::pin::PinTable;
+use crate::shm::process::Session;
+use crate::storage::file::File;
+use crate::storage::fork_local::ForkLocal;
+use crate::storage::mapping::{self, Access, Mapping};
+use crate::types::{Epoch, PageNo, SlotId};
+
+/// How the data is held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backing {
+    /// A data file shared with other processes.
+    Shared,
+    /// A data file that this handle may not change, mapped with the shared state of others.
+    SharedReadOnly,
+    /// A private copy-on-write view of a data file at rest.
+    Private,
+    /// Memory only.
+    Memory,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Core {
+    /// The data file's path, for messages.
+    pub path: PathBuf,
+    /// How the data is held.
+    pub backing: Backing,
+    /// The data file, unless in memory.
+    pub data: Option<File>,
+    /// The shared state.
+    pub shm: Shm,
+    /// Page size in bytes.
+    pub page_size: usize,
+    page_shift: u32,
+    /// The hash function of this database.
+    pub hasher: KeyHasher,
+    /// Reserve in percent.
+    pub reserve_percent: u8,
+    /// The pin table.
+    pub pins: PinTable,
+    /// This process's session; replaced in a forked child, never freed before the core.
+    session: AtomicPtr<Session>,
+    replaying: AtomicBool,
+    suspects: ForkLocal<Vec<SlotId>>,
+    has_suspects: AtomicBool,
+    base: AtomicPtr<u8>,
+    known_pages: AtomicU32,
+    /// Addresses reserved at `base`, in bytes.
+    mapped_bytes: AtomicU64,
+    mappings: ForkLocal<Vec<Mapping>>,
+    /// Address of the first chunk of the verified bits, once it is known.
+    verified_first: AtomicPtr<AtomicU64>,
+}
+
+/// Pages whose verified bit lies in the first chunk.
+const FIRST_CHUNK_PAGES: u32 = (crate::shm::segment::FIRST_CHUNK_BYTES * 8) as u32;
+
+impl Core {
+    #[allow(clippy::too_many_arguments, missing_docs)]
+    pub fn new(
+        path: PathBuf,
+        backing: Backing,
+        data: Option<File>,
+        mapping: Mapping,
+        shm: Shm,
+        page_size: u32,
+        hasher: KeyHasher,
+        reserve_percent: u8,
+    ) -> Core {
+        let control = shm.control();
+        // SAFETY: the words lie in the shared state, which the core keeps mapped as long as it lives.
+        let pins = unsafe {
+            PinTable::new(shm.pin_slots(), MAX_PINS, &control.pins.mark, &control.pins.era)
+        };
+        Core {
+            path,
+            backing,
+            data,
+            shm,
+            page_size: page_size as usize,
+            page_shift: page_size.trailing_zeros(),
+            hasher,
+            reserve_percent,
+            pins,
+            session: AtomicPtr::new(std::ptr::null_mut()),
+            replaying: AtomicBool::new(false),
+            suspects: ForkLocal::default(),
+            has_suspects: AtomicBool::new(false),
+            base: AtomicPtr::new(mapping.base()),
+            known_pages: AtomicU32::new(0),
+            mapped_bytes: AtomicU64::new(mapping.reserved()),
+            mappings: ForkLocal::new(vec![mapping]),
+            verified_first: AtomicPtr::new(std::ptr::null_mut()),
+        }
+    }
+
+    /// The words that all processes share.
+    #[inline]
+    pub fn control(&self) -> &Control {
+        self.shm.control()
+    }
+
+    /// This process's session.
+    #[inline]
+    pub fn session(&self) -> &Session {
+        let session = self.session.load(Acquire);
+        assert!(!session.is_null(), "not attached");
+        // SAFETY: set by `set_session` from a box, and freed only when the core is dropped.
+        unsafe { &*session }
+    }
+
+    /// The session, if there is one yet.
+    pub fn session_if_any(&self) -> Option<&Session> {
+        // SAFETY: as above.
+        unsafe { self.session.load(Acquire).as_ref() }
+    }
+
+    /// Makes `session` this process's. The one before, a parent's, is leaked: threads may still look at it.
+    pub fn set_session(&self, session: Box<Session>) {
+        self.session.store(Box::into_raw(session), Release);
+    }
+
+    /// This process's slot.
+    #[inline]
+    pub fn slot(&self) -> SlotId {
+        self.session().slot
+    }
+
+    /// Whether the process in `slot` lives.
+    pub fn is_alive(&self, slot: SlotId) -> bool {
+        self.session().is_alive(slot)
+    }
+
+    /// Remembers a process that was found dead, to be repaired when no lock is held.
+    #[cold]
+    pub fn suspect(&self, slot: SlotId) {
+        self.suspects.lock().push(slot);
+        self.has_suspects.store(true, Release);
+    }
+
+    /// Whether processes were found dead and not repaired yet.
+    #[inline]
+    pub fn has_suspects(&self) -> bool {
+        self.has_suspects.load(Relaxed)
+    }
+
+    /// The processes that were found dead since the last call.
+    #[inline]
+    pub fn take_suspects(&self) -> Vec<SlotId> {
+        if !self.has_suspects.load(Relaxed) {
+            return Vec::new();
+        }
+        self.has_suspects.store(false, Relaxed);
+        std::mem::take(&mut *self.suspects.lock())
+    }
+
+    /// Process id of the process in `slot`, as it sees itself, for messages.
+    pub fn pid_of(&self, slot: SlotId) -> u32 {
+        if (slot.0 as usize) < crate::limits::MAX_PROCESSES {
+            self.shm.process(slot.0 as usize).pid.load(Relaxed)
+        } else {
+            0
+        }
+    }
+
+    /// The error of a lock that was not to be had.
+    #[cold]
+    pub fn locked(&self, what: &'static str, owner: Option<SlotId>, waited: Duration) -> Error {
+        let owner = owner.map_or(0, |slot| self.pid_of(slot));
+        Error::Locked { path: self.path.clone(), what, owner, waited }
+    }
+
+    /// Whether changes go to a redo log.
+    #[inline]
+    pub fn is_logged(&self) -> bool {
+        self.backing == Backing::Shared && !self.replaying.load(Relaxed)
+    }
+
+    /// Says whether operations come from the log itself, and are not to be logged again.
+    pub fn set_replaying(&self, yes: bool) {
+        self.replaying.store(yes, Relaxed);
+    }
+
+    /// The current freeze epoch.
+    #[inline]
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.control().writer.epoch.load(Relaxed))
+    }
+
+    /// An error about a damaged page.
+    #[cold]
+    pub fn corrupt(&self, page: PageNo, reason: impl Into<String>) -> Error {
+        Error::Corrupt {
+            path: self.path.clone(),
+            place: format!("page {}", page.0),
+            reason: reason.into(),
+        }
+    }
+
+    /// An error about damaged shared state.
+    #[cold]
+    pub fn corrupt_shm(&self, reason: &str) -> Error {
+        Error::Corrupt {
+            path: self.path.clone(),
+            place: "shared state".into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// A system error about the data file.
+    #[cold]
+    pub fn io(&self, action: &'static str, source: std::io::Error) -> Error {
+        Error::from_io(&self.path, action, source)
+    }
+
+    /// Address of page `number`, which must be within the file.
+    #[inline]
+    pub fn page(&self, number: PageNo) -> Result<*mut u8> {
+        if number.0 >= self.known_pages.load(Acquire) {
+            self.learn_growth(number, 1)?;
+        }
+        // SAFETY: within the mapping, as known_pages promises.
+        Ok(unsafe { self.base.load(Acquire).add((number.0 as usize) << self.page_shift) })
+    }
+
+    /// Address of a run of pages, which must be within the file.
+    pub fn run(&self, first: PageNo, pages: u32) -> Result<*mut u8> {
+        let Some(last) = first.0.checked_add(pages.max(1) - 1) else {
+            return Err(
+                self.corrupt(first, "a run of pages reaches beyond the largest page number")
+            );
+        };
+        if last >= self.known_pages.load(Acquire) {
+            self.learn_growth(first, pages.max(1))?;
+        }
+        self.page(first)
+    }
+
+    #[cold]
+    fn learn_growth(&self, first: PageNo, pages: u32) -> Result<()> {
+        let file_pages = self.control().readers.file_pages.load(Acquire);
+        let end = first.0 as u64 + pages as u64;
+        if end > file_pages as u64 {
+            return Err(
+                self.corrupt(first, format!("referred to, but the file has {file_pages} pages"))
+            );
+        }
+        let bytes = (file_pages as u64) << self.page_shift;
+        if matches!(self.backing, Backing::Shared | Backing::SharedReadOnly) {
+            let data = self.data.as_ref().expect("a shared database has a file");
+            let len = data.len().map_err(|e| self.io("measure the data file", e))?;
+            if len < bytes {
+                return Err(
+                    self.corrupt(first, format!("the file has been cut to {len} bytes of {bytes}"))
+                );
+            }
+        }
+        self.secure_bytes(bytes)?;
+        self.known_pages.fetch_max(file_pages, AcqRel);
+        Ok(())
+    }
+
+    /// Maps a range large enough for `bytes` beside the old one.
+    fn remap(&self, mappings: &mut Vec<Mapping>, bytes: u64) -> Result<()> {
+        let access = match self.backing {
+            Backing::Shared => Access::ReadWrite,
+            Backing::SharedReadOnly => Access::ReadOnly,
+            Backing::Private | Backing::Memory => {
+                return Err(
+                    self.address_space(bytes, std::io::Error::from_raw_os_error(libc::ENOMEM))
+                );
+            }
+        };
+        let data = self.data.as_ref().expect("a shared database has a file");
+        let mapping = Mapping::file(data, bytes.saturating_mul(2), bytes, access)
+            .map_err(|e| self.address_space(bytes, e))?;
+        // The base first: whoever sees the larger size finds the larger mapping.
+        self.base.store(mapping.base(), Release);
+        self.mapped_bytes.store(mapping.reserved(), Release);
+        mappings.push(mapping);
+        Ok(())
+    }
+
+    #[cold]
+    fn address_space(&self, bytes: u64, source: std::io::Error) -> Error {
+        Error::AddressSpace { path: self.path.clone(), bytes, source }
+    }
+
+    /// Makes sure, before the file grows, that its pages up to `file_pages` can be mapped.
+    pub fn secure_mapping(&self, file_pages: u32) -> Result<()> {
+        self.secure_bytes((file_pages as u64) << self.page_shift)
+    }
+
+    fn secure_bytes(&self, bytes: u64) -> Result<()> {
+        if bytes > self.mapped_bytes.load(Acquire) {
+            let mut mappings = self.mappings.lock();
+            if bytes > self.mapped_bytes.load(Acquire) {
+                self.remap(&mut mappings, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets what is known of the file's length, after it was truncated.
+    pub fn forget_length(&self) {
+        self.known_pages.store(0, Release);
+    }
+
+    /// Populates a run of fresh pages, so that the first stores into it need no page fault each.
+    pub fn populate(&self, first: PageNo, pages: u32) {
+        let Ok(at) = self.data_place(self.place(first, 0), 1) else { return };
+        // SAFETY: the pages are within the file, and mapped; mappings live as long as the core.
+        unsafe { mapping::populate(at, (pages as usize) << self.page_shift) };
+    }
+
+    /// Address of `bytes` bytes at `offset` of the data file, which must be within it.
+    #[inline]
+    pub fn data_place(&self, offset: u64, bytes: u64) -> Result<*mut u8> {
+        let last = offset.saturating_add(bytes.max(1) - 1) >> self.page_shift;
+        if last >= self.known_pages.load(Acquire) as u64 {
+            let last = PageNo(u32::try_from(last).unwrap_or(u32::MAX));
+            self.learn_growth(last, 1)?;
+        }
+        // SAFETY: within the mapping, as known_pages promises.
+        Ok(unsafe { self.base.load(Acquire).add(offset as usize) })
+    }
+
+    /// Byte offset of an address inside page `number`.
+    #[inline]
+    pub fn place(&self, number: PageNo, within: usize) -> u64 {
+        ((number.0 as u64) << self.page_shift) + within as u64
+    }
+
+    /// The word of the verified bits that holds the bit of `number`.
+    #[inline]
+    fn verified_word(&self, number: PageNo) -> Option<&AtomicU64> {
+        if number.0 < FIRST_CHUNK_PAGES {
+            let first = self.verified_first.load(Relaxed);
+            if !first.is_null() {
+                // SAFETY: the first chunk holds the bits of FIRST_CHUNK_PAGES pages; chunks never move.
+                return Some(unsafe { &*first.add(number.0 as usize / 64) });
+            }
+        }
+        let table = &self.control().verified_bits;
+        let word = self.shm.word(table, number.0 as u64 / 64 * 8)?;
+        if let Some(first) = self.shm.element(table, 0) {
+            self.verified_first.store(first.cast(), Relaxed);
+        }
+        Some(word)
+    }
+
+    /// Whether page `number` needs no verification any more.
+    #[inline]
+    pub fn is_verified(&self, number: PageNo) -> bool {
+        match self.verified_word(number) {
+            Some(word) => word.load(Relaxed) >> (number.0 % 64) & 1 == 1,
+            None => false,
+        }
+    }
+
+    /// Remembers that page `number` is good.
+    pub fn set_verified(&self, number: PageNo) {
+        if let Some(word) = self.verified_word(number) {
+            word.fetch_or(1 << (number.0 % 64), Relaxed);
+        }
+    }
+
+    /// Address of page `number`, verified to be of `kind`.
+    #[inline]
+    pub fn tree_page(&self, number: PageNo, kind: Kind) -> Result<*mut u8> {
+        let page = self.page(number)?;
+        if !self.is_verified(number) {
+            self.verify(number, kind)?;
+        }
+        Ok(page)
+    }
+
+    /// The header of a page.
+    #[inline]
+    pub fn head(&self, number: PageNo) -> Result<&PageHead> {
+        let page = self.page(number)?;
+        // SAFETY: within the mapping, which stays; atomics only.
+        Ok(unsafe { PageHead::at(page) })
+    }
+
+    #[cold]
+    fn verify(&self, number: PageNo, kind: Kind) -> Result<()> {
+        self.verify_page(number, kind)?;
+        self.set_verified(number);
+        Ok(())
+    }
+
+    /// Verifies a page that a checkpoint has written: kind, number, checksum.
+    pub fn verify_page(&self, number: PageNo, kind: Kind) -> Result<()> {
+        let head = self.head(number)?;
+        if head.kind.load(Relaxed) != kind as u8 {
+            return Err(self.corrupt(
+                number,
+                format!("is of kind {}, expected {kind:?}", head.kind.load(Relaxed)),
+            ));
+        }
+        if head.number.load(Relaxed) != number.0 {
+            return Err(
+                self.corrupt(number, format!("says that it is page {}", head.number.load(Relaxed)))
+            );
+        }
+        let pages = head.run_pages.load(Relaxed);
+        if pages == 0 || (pages > 1 && kind != Kind::RootArray) {
+            return Err(self.corrupt(number, "has an impossible length"));
+        }
+        let page = self.run(number, pages)?;
+        // SAFETY: the run is within the mapping; frozen pages don't change (a racing writer could only be at work on a page that
+        // it made itself, which is marked verified).
+        let bytes = unsafe {
+            std::slice::from_raw_parts(page.add(4), ((pages as usize) << self.page_shift) - 4)
+        };
+        let found = crc32c::crc32c(bytes);
+        let stored = head.checksum.load(Relaxed);
+        if found != stored {
+            return Err(
+                self.corrupt(number, format!("checksum {found:08x}, expected {stored:08x}"))
+            );
+        }
+        Ok(())
+    }
+
+    /// The bucket page `number`.
+    #[inline]
+    pub fn bucket(&self, number: PageNo) -> Result<Bucket<'_>> {
+        let page = self.tree_page(number, Kind::Bucket)?;
+        // SAFETY: within the mapping, which stays; the caller holds a pin or the writer lock, so that the page is not re-used.
+        unsafe { Bucket::at(page, self.page_size) }.map_err(|reason| self.corrupt(number, reason))
+    }
+
+    /// Address of the `len` used bytes of an extent, verified.
+    pub fn extent(&self, extent: &Extent, len: u64) -> Result<*const u8> {
+        let bytes = (extent.pages as u64) << self.page_shift;
+        if extent.first.is_none() || len > bytes {
+            return Err(self.corrupt(extent.first, "an extent is shorter than its value"));
+        }
+        let start = self.run(extent.first, extent.pages)?.cast_const();
+        if !self.is_verified(extent.first) {
+            self.verify_extent(extent, len)?;
+            self.set_verified(extent.first);
+        }
+        Ok(start)
+    }
+
+    /// Verifies the checksum of an extent of which `len` bytes are used.
+    #[cold]
+    pub fn verify_extent(&self, extent: &Extent, len: u64) -> Result<()> {
+        if extent.first.is_none() || len > (extent.pages as u64) << self.page_shift {
+            return Err(self.corrupt(extent.first, "an extent is shorter than its value"));
+        }
+        let start = self.run(extent.first, extent.pages)?;
+        // SAFETY: within the mapping; the bytes before a published length never change.
+        let found = crc32c::crc32c(unsafe { std::slice::from_raw_parts(start, len as usize) });
+        if found != extent.crc {
+            return Err(self.corrupt(
+                extent.first,
+                format!("value checksum {found:08x}, expected {:08x}", extent.crc),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The key of a record.
+    ///
+    /// The caller holds a pin or the writer lock for as long as it uses the bytes.
+    #[inline]
+    pub fn key_of(&self, record: &Record) -> Result<&[u8]> {
+        let key = match record.extent() {
+            Some(extent) if record.key_is_in_extent() => {
+                self.extent(&extent, record.extent_bytes())?
+            }
+            _ => record.key,
+        };
+        // SAFETY: the parser (or `extent`) checked the bounds; published bytes don't change.
+        Ok(unsafe { std::slice::from_raw_parts(key, record.key_len as usize) })
+    }
+
+    /// The value of a record. As [`Core::key_of`].
+    #[inline]
+    pub fn value_of(&self, record: &Record) -> Result<&[u8]> {
+        let value = match record.extent() {
+            None => record.key.wrapping_add(record.key_len as usize),
+            Some(extent) => {
+                let start = self.extent(&extent, record.extent_bytes())?;
+                if record.key_is_in_extent() {
+                    start.wrapping_add(record.key_len as usize)
+                } else {
+                    start
+                }
+            }
+        };
+        // SAFETY: as above.
+        Ok(unsafe { std::slice::from_raw_parts(value, record.value_len as usize) })
+    }
+
+    /// Whether `record` holds `key`.
+    #[inline]
+    pub fn is_key(&self, record: &Record, hash: u64, key: &[u8]) -> Result<bool> {
+        if record.key_len != key.len() as u64 {
+            return Ok(false);
+        }
+        if let crate::page::record::Form::LongKey { hash: stored, .. } = record.form {
+            if stored != hash {
+                return Ok(false);
+            }
+        }
+        Ok(self.key_of(record)? == key)
+    }
+
+    /// The hash of a record's key.
+    pub fn hash_of(&self, record: &Record) -> Result<u64> {
+        match record.form {
+            crate::page::record::Form::LongKey { hash, .. } => Ok(hash),
+            _ => Ok(self.hasher.hash(self.key_of(record)?)),
+        }
+    }
+
+    /// Turns the reason of a damaged page into an error.
+    pub fn damage(&self, number: PageNo) -> impl Fn(Reason) -> Error + '_ {
+        move |reason| self.corrupt(number, reason)
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        let session = *self.session.get_mut();
+        if !session.is_null() {
+            // SAFETY: came from a box, and nobody uses the core any more.
+            drop(unsafe { Box::from_raw(session) });
+        }
+    }
+}

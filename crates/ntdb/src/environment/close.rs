@@ -1,0 +1,103 @@
+//! Leaving; and, for the last one out, putting the database to rest: checkpoint, cut the file to what is used, remove the
+//! companions.
+
+use std::sync::atomic::Ordering::*;
+use std::time::{Duration, Instant};
+
+use crate::checkpoint::publish::sync_data;
+use crate::checkpoint::run::{self, CheckpointGuard, Purpose};
+use crate::core::Backing;
+use crate::error::{Error, Result};
+use crate::limits::MAX_PROCESSES;
+use crate::storage::failpoint::{Kind, crash_point};
+use crate::storage::file;
+use crate::storage::ofd::{ATTACH, LockKind, OfdFile, READER, slot_byte, slot_bytes};
+
+use super::companions::{AttachRecord, data_file};
+use super::{Environment, recover};
+
+/// How long to wait for those who are attaching just now. Whoever gives up leaves the companions to the next user.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Environment {
+    /// Detaches this process. The last one out puts the database to rest.
+    pub fn shut_down(&self) -> Result<()> {
+        let core = &self.core;
+        let Some(session) = core.session_if_any() else { return Ok(()) };
+        if !session.is_current() {
+            // A child that never used what it inherited.
+            return Ok(());
+        }
+        self.finish_background();
+        let Some(ofd) = &session.ofd else { return Ok(()) };
+        if !matches!(core.backing, Backing::Shared | Backing::SharedReadOnly) {
+            return Ok(());
+        }
+        let may_write = core.backing == Backing::Shared;
+        let kind = if may_write { LockKind::Exclusive } else { LockKind::Shared };
+        crash_point("close.begin");
+        let locked = ofd
+            .lock_wait(ATTACH, kind, Some(Instant::now() + PATIENCE))
+            .map_err(|e| core.io("lock the database for closing", e))?;
+        let others = ofd
+            .is_locked_by_other(slot_bytes(MAX_PROCESSES as u16), LockKind::Exclusive)
+            .map_err(|e| core.io("look for other users", e))?;
+        crash_point("close.locked");
+        let result = if locked && may_write && !others { self.put_to_rest(ofd) } else { Ok(()) };
+        core.pins.release_process(session.slot);
+        core.shm.process(session.slot.0 as usize).state.store(0, Release);
+        let _ = ofd.unlock(slot_byte(session.slot.0));
+        let _ = ofd.unlock(ATTACH);
+        result
+    }
+
+    /// Nobody else is attached, and nobody can attach.
+    fn put_to_rest(&self, ofd: &OfdFile) -> Result<()> {
+        let core = &self.core;
+        let control = core.control();
+        let poisoned = control.readers.poison.load(Acquire) != 0;
+        let unchanged = control.writer.tail.load(Acquire)
+            == control.checkpoint.durable_lsn.load(Acquire)
+            && control.log.exists.load(Acquire) == 0;
+        if poisoned {
+            // What memory holds may not be on disk; recovery decides, with the companions in place.
+            return crate::log::flush::check_poison(core);
+        }
+        if !unchanged {
+            let used_end = {
+                let guard = CheckpointGuard::lock(core, None)?;
+                run::run(&self.context(), &guard, Purpose::Rest)?
+            };
+            crash_point("close.checkpointed");
+            let readers = ofd
+                .is_locked_by_other(READER, LockKind::Exclusive)
+                .map_err(|e| core.io("look for readers", e))?;
+            let bytes = used_end as u64 * core.page_size as u64;
+            let data = data_file(core);
+            if !readers && data.len().map_err(|e| core.io("measure the data file", e))? > bytes {
+                data.truncate(bytes).map_err(|e| core.io("cut the data file", e))?;
+                crash_point("close.truncated");
+            }
+        }
+        AttachRecord::write(data_file(core), None)
+            .map_err(|e| core.io("clear the attach record", e))?;
+        if !unchanged {
+            sync_data(core)?;
+        }
+        crash_point("close.record.cleared");
+        recover::remove_logs(&self.companions, &self.logs.uuid)?;
+        file::unlink(&self.companions.shm, Kind::Shm)
+            .map_err(|e| Error::from_io(&self.companions.shm, "remove", e))?;
+        crash_point("close.removed");
+        Ok(())
+    }
+}
+
+impl Drop for Environment {
+    fn drop(&mut self) {
+        // Who wants to know the result calls `Db::close`. What could not be put to rest is recovered by the next user.
+        if !self.closed.load(Acquire) {
+            let _ = self.shut_down();
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The files beside a data file, and how to tell whose they are.
+//!
+//! While a database is in use, the data file's first page records where its shared-memory file is (*attach record*, at
+//! byte 2048, outside the header's checksum): the path that the companions lie beside, and the shared-memory file's random id. It is
+//! written by the first to attach and needs no sync, since it means nothing after a power cut; what must be found then,
+//! the logs' place, is in the meta page too. So every name that a data file has leads to the same companions.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::le;
+use crate::page::meta::BASE_PATH_BYTES_MAX;
+use crate::storage::file::File;
+
+/// Paths of the companions.
+#[derive(Clone, Debug)]
+pub struct Companions {
+    /// The path that they lie beside: the data file's, with symbolic links resolved.
+    pub base: PathBuf,
+    /// The shared-memory file.
+    pub shm: PathBuf,
+    /// The redo logs.
+    pub logs: [PathBuf; 2],
+}
+
+impl Companions {
+    /// The companions of `base`, with the shared-memory file in `shm_dir` if given.
+    pub fn of(base: &Path, shm_dir: Option<&Path>) -> Companions {
+        let with = |suffix: &str| {
+            let mut name = OsString::from(base);
+            name.push(suffix);
+            PathBuf::from(name)
+        };
+        let shm = with("-shm");
+        let shm = match (shm_dir, shm.file_name()) {
+            (Some(dir), Some(name)) => dir.join(name),
+            _ => shm,
+        };
+        Companions { base: base.to_path_buf(), shm, logs: [with("-log0"), with("-log1")] }
+    }
+
+    /// The base path as bytes.
+    pub fn base_bytes(&self) -> &[u8] {
+        self.base.as_os_str().as_bytes()
+    }
+}
+
+const RECORD_AT: u64 = 2048;
+const MAGIC: [u8; 8] = *b"ntdbatt\n";
+const ID_AT: usize = 8;
+const BOOT_AT: usize = 16;
+const CRC_AT: usize = 32;
+const BASE_LEN_AT: usize = 36;
+const BASE_AT: usize = 40;
+const RECORD_BYTES: usize = BASE_AT + BASE_PATH_BYTES_MAX;
+const _: () = assert!(RECORD_AT as usize + RECORD_BYTES <= 4096);
+
+/// Where the users of a database have their companions.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AttachRecord {
+    /// Id of the shared-memory file.
+    pub shm_id: u64,
+    /// The boot during which they attached.
+    pub boot_id: [u8; 16],
+    /// The path that the companions lie beside.
+    pub base: PathBuf,
+}
+
+impl AttachRecord {
+    /// Reads the record; `None` if there is none (or what is there is damaged).
+    pub fn read(data: &File) -> std::io::Result<Option<AttachRecord>> {
+        let mut bytes = [0u8; RECORD_BYTES];
+        data.read_exact_at(&mut bytes, RECORD_AT)?;
+        let len = le::get_u32(&bytes, BASE_LEN_AT) as usize;
+        if bytes[..8] != MAGIC || len > BASE_PATH_BYTES_MAX {
+            return Ok(None);
+        }
+        let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[..CRC_AT]), &bytes[BASE_LEN_AT..]);
+        if crc != le::get_u32(&bytes, CRC_AT) {
+            return Ok(None);
+        }
+        let base = OsString::from_vec(bytes[BASE_AT..BASE_AT + len].to_vec());
+        Ok(Some(AttachRecord {
+            shm_id: le::get_u64(&bytes, ID_AT),
+            boot_id: le::get_bytes(&bytes, BOOT_AT),
+            base: base.into(),
+        }))
+    }
+
+    /// Writes the record, or clears it.
+    pub fn write(data: &File, record: Option<&AttachRecord>) -> std::io::Result<()> {
+        let mut bytes = [0u8; RECORD_BYTES];
+        if let Some(record) = record {
+            let base = record.base.as_os_str().as_bytes();
+            le::put(&mut bytes, 0, &MAGIC);
+            le::put(&mut bytes, ID_AT, &record.shm_id.to_le_bytes());
+            le::put(&mut bytes, BOOT_AT, &record.boot_id);
+            le::put(&mut bytes, BASE_LEN_AT, &(base.len() as u32).to_le_bytes());
+            le::put(&mut bytes, BASE_AT, base);
+            let crc =
+                crc32c::crc32c_append(crc32c::crc32c(&bytes[..CRC_AT]), &bytes[BASE_LEN_AT..]);
+            le::put(&mut bytes, CRC_AT, &crc.to_le_bytes());
+        }
+        data.write_all_at(&bytes, RECORD_AT)
+    }
+}
+
+/// The data file's path with symbolic links resolved, the last component included.
+pub fn resolve(path: &Path) -> Result<PathBuf> {
+    let resolved = match std::fs::canonicalize(path) {
+        Ok(resolved) => resolved,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            // To be created, perhaps: its directory must be there.
+            let dir = match path.parent() {
+                Some(dir) if !dir.as_os_str().is_empty() => dir,
+                _ => Path::new("."),
+            };
+            let dir = std::fs::canonicalize(dir)
+                .map_err(|e| Error::from_io(path, "find the directory of the database", e))?;
+            match path.file_name() {
+                Some(name) => dir.join(name),
+                None => return Err(Error::from_io(path, "find the database", e)),
+            }
+        }
+        Err(e) => return Err(Error::from_io(path, "find the database", e)),
+    };
+    if resolved.as_os_str().len() > BASE_PATH_BYTES_MAX {
+        return Err(Error::InvalidOption {
+            what: "path",
+            reason: format!("longer than {BASE_PATH_BYTES_MAX} bytes"),
+        });
+    }
+    Ok(resolved)
+}
+
+/// The core's data file.
+pub fn data_file(core: &Core) -> &File {
+    core.data.as_ref().expect("a database on disk has a data file")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::failpoint::Kind;
+
+    #[test]
+    fn an_attach_record_survives_and_damage_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = File::create_new(&dir.path().join("f"), Kind::Data, 0o600).unwrap();
+        file.write_all_at(&[0; 8192], 0).unwrap();
+        assert_eq!(AttachRecord::read(&file).unwrap(), None);
+        let record =
+            AttachRecord { shm_id: 77, boot_id: [5; 16], base: "/some/where/name.ntdb".into() };
+        AttachRecord::write(&file, Some(&record)).unwrap();
+        assert_eq!(AttachRecord::read(&file).unwrap(), Some(record));
+        file.write_all_at(b"X", 2048 + 44).unwrap();
+        assert_eq!(AttachRecord::read(&file).unwrap(), None);
+        AttachRecord::write(&file, None).unwrap();
+        assert_eq!(AttachRecord::read(&file).unwrap(), None);
+    }
+}

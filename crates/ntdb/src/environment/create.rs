@@ -1,0 +1,145 @@
+//! New databases.
+//!
+//! Written under the attach lock, the header last: a file whose creation was cut short begins with zeros and may be
+//! created anew.
+
+use std::path::Path;
+
+use crate::checkpoint::map;
+use crate::error::{Error, Result};
+use crate::hash::SIPHASH_1_3;
+use crate::index::locate::Root;
+use crate::options::Options;
+use crate::page::bucket::{Builder, groups_for};
+use crate::page::head::{HEAD_BYTES, Kind, PageHead};
+use crate::page::header::{HEADER_COPY_PAGE, Header};
+use crate::page::map as map_page;
+use crate::page::meta::{META_PAGES, Meta};
+use crate::storage::failpoint::crash_point;
+use crate::storage::file::{self, File};
+use crate::storage::filesystem;
+use crate::types::{Epoch, Lsn, PageNo};
+
+/// Pages of a new database: header, two metas, header copy, one map page, one bucket.
+pub const NEW_PAGES: u32 = 6;
+const MAP_PAGE: u32 = 4;
+const BUCKET_PAGE: u32 = 5;
+/// Epoch of a new database's pages.
+pub const FIRST_EPOCH: Epoch = Epoch(1);
+
+/// Header of a new database.
+pub fn new_header(path: &Path, options: &Options) -> Result<Header> {
+    let mut uuid = [0; 16];
+    let mut hash_key = [0; 16];
+    filesystem::random_bytes(&mut uuid)
+        .and_then(|()| filesystem::random_bytes(&mut hash_key))
+        .map_err(|e| Error::from_io(path, "get random numbers", e))?;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    Ok(Header {
+        page_size: options.page_size,
+        uuid,
+        hash_id: SIPHASH_1_3,
+        hash_key,
+        hash_mask: options.hash_mask,
+        reserve_percent: options.reserve_percent as u32,
+        created_unix_seconds: now.map_or(0, |t| t.as_secs()),
+    })
+}
+
+/// A page-aligned buffer.
+struct PageBuffer(Vec<u64>);
+
+impl PageBuffer {
+    fn new(page_size: usize) -> PageBuffer {
+        // Room to align the start to 64 bytes.
+        PageBuffer(vec![0; page_size / 8 + 8])
+    }
+
+    fn start(&mut self) -> *mut u8 {
+        let at = self.0.as_mut_ptr().cast::<u8>();
+        at.wrapping_add(at.align_offset(64))
+    }
+
+    fn sealed(&mut self, page_size: usize) -> Vec<u8> {
+        let start = self.start();
+        // SAFETY: the buffer holds a page from its aligned start on, and is ours.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(start, page_size) };
+        let checksum = crc32c::crc32c(&bytes[4..]);
+        bytes[..4].copy_from_slice(&checksum.to_le_bytes());
+        bytes.to_vec()
+    }
+}
+
+/// The first bucket page.
+fn bucket_page(page_size: usize) -> Vec<u8> {
+    let mut buffer = PageBuffer::new(page_size);
+    let groups = groups_for(page_size, 0, 0);
+    // SAFETY: the buffer holds a page from its aligned start on, and is ours.
+    unsafe {
+        Builder::new(buffer.start(), page_size, PageNo(BUCKET_PAGE), FIRST_EPOCH, 0, 0, groups);
+    }
+    buffer.sealed(page_size)
+}
+
+fn map_page(page_size: usize) -> Vec<u8> {
+    let mut buffer = PageBuffer::new(page_size);
+    let start = buffer.start();
+    // SAFETY: as above.
+    unsafe {
+        PageHead::at(start).init(Kind::Map, PageNo(MAP_PAGE), FIRST_EPOCH, 0, 0);
+        let bits = std::slice::from_raw_parts_mut(start.add(HEAD_BYTES), page_size - HEAD_BYTES);
+        map_page::mark(bits, 0, NEW_PAGES, true);
+    }
+    buffer.sealed(page_size)
+}
+
+/// The first state of a database.
+pub fn first_meta(reserve_percent: u32) -> Meta {
+    let pages = map::MapPages { groups: vec![PageNo(MAP_PAGE)], index: Vec::new() };
+    let (map_levels, map_pages) = pages.listed();
+    Meta {
+        sequence: 1,
+        epoch: FIRST_EPOCH,
+        root: Root { page: PageNo(BUCKET_PAGE), depth: None }.to_word(),
+        record_count: 0,
+        replay_from: Lsn(0),
+        keep_from: Lsn(0),
+        file_pages: NEW_PAGES,
+        map_levels,
+        map_pages,
+        reserve: reserve_percent,
+        ..Meta::default()
+    }
+}
+
+/// The pages of a new database but its header: (page number, contents).
+pub fn first_pages(header: &Header) -> Vec<(u32, Vec<u8>)> {
+    let size = header.page_size as usize;
+    let meta = first_meta(header.reserve_percent).encode(header.page_size);
+    vec![
+        (META_PAGES[0], meta),
+        (MAP_PAGE, map_page(size)),
+        (BUCKET_PAGE, bucket_page(size)),
+        (HEADER_COPY_PAGE, header.encode().to_vec()),
+    ]
+}
+
+/// Makes `data`, an empty (or zero) file, a database. The caller holds the attach lock.
+pub fn create(data: &File, path: &Path, header: &Header) -> Result<()> {
+    let failed = |e| Error::from_io(path, "create the database", e);
+    let size = header.page_size as u64;
+    data.allocate(0, NEW_PAGES as u64 * size).map_err(failed)?;
+    crash_point("create.allocated");
+    for (number, bytes) in first_pages(header) {
+        data.write_all_at(&bytes, number as u64 * size).map_err(failed)?;
+        crash_point("create.page");
+    }
+    data.sync_all().map_err(failed)?;
+    crash_point("create.pages.synced");
+    data.write_all_at(&header.encode(), 0).map_err(failed)?;
+    crash_point("create.header");
+    data.sync_all().map_err(failed)?;
+    file::sync_dir(path).map_err(failed)?;
+    crash_point("create.done");
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! One open database in this process: files, shared state, session; from attaching to the last close.
+//!
+//! [`companions`]: where the files are and whose they are; [`attach`]: becoming a user, whether others are there or not;
+//! [`recover`]: what the first user does with what the last ones left; [`create`]: new databases; [`repair`]: what
+//! dead processes leave; [`registry`]: one environment per file and process, and forks; [`close`]: the last one out.
+
+pub mod attach;
+pub mod close;
+pub mod companions;
+pub mod create;
+pub mod recover;
+pub mod registry;
+pub mod repair;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crate::checkpoint::run::{self, CheckpointGuard, Context, Purpose};
+use crate::core::{Backing, Core};
+use crate::error::Result;
+use crate::limits::RING_BYTES;
+use crate::log::flush::Logs;
+use crate::shm::pin::PinGuard;
+use crate::storage::file::FileId;
+use crate::storage::fork_local::ForkLocal;
+use crate::types::Lsn;
+
+use self::companions::Companions;
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Environment {
+    /// Mapped data and shared state.
+    pub core: Core,
+    /// Paths.
+    pub companions: Companions,
+    /// Redo logs.
+    pub logs: Logs,
+    /// Id of the shared state.
+    pub shm_id: u64,
+    /// The data file's device and inode; `None` in memory.
+    pub id: Option<FileId>,
+    /// The path by which it was opened.
+    pub opened_as: Option<PathBuf>,
+    /// Log bytes that start a checkpoint.
+    pub checkpoint_log_bytes: u64,
+    /// Keeps the lock of a private reader.
+    pub reader_lock: Option<crate::storage::ofd::OfdFile>,
+    /// A checkpoint runs in this process's background.
+    checkpointing: AtomicBool,
+    closed: AtomicBool,
+    background: ForkLocal<Option<JoinHandle<()>>>,
+}
+
+impl Environment {
+    /// What checkpoints and syncs need.
+    pub fn context(&self) -> Context<'_> {
+        Context {
+            core: &self.core,
+            logs: &self.logs,
+            base: self.companions.base_bytes(),
+            shm_id: self.shm_id,
+        }
+    }
+
+    /// Makes sure that the session is this process's, and not that of a parent.
+    #[inline]
+    pub fn ensure_session(&self) -> Result<()> {
+        if self.core.session().is_current() { Ok(()) } else { attach::attach_child(self) }
+    }
+
+    /// Pins the present era.
+    #[inline]
+    pub fn pin(&self) -> Result<PinGuard<'_>> {
+        self.ensure_session()?;
+        Ok(self.core.session().pins.pin())
+    }
+
+    /// Waits until the ring has room for `bytes` more.
+    #[cold]
+    pub fn make_ring_room(&self, bytes: u64, deadline: Option<Instant>) -> Result<()> {
+        let tail = self.core.control().writer.tail.load(Acquire);
+        let needed = tail.saturating_add(bytes).saturating_sub(RING_BYTES);
+        // More than needed, so that the next operations find room too.
+        let target = needed.max(tail.saturating_sub(RING_BYTES / 4)).min(tail);
+        run::flush_to(&self.context(), Lsn(target), deadline)
+    }
+
+    /// Makes everything before `lsn` durable.
+    pub fn sync_to(&self, lsn: Lsn, deadline: Option<Instant>) -> Result<()> {
+        run::sync_to(&self.context(), lsn, deadline)
+    }
+
+    /// Runs a checkpoint now.
+    pub fn checkpoint(&self, deadline: Option<Instant>) -> Result<()> {
+        if self.core.backing != Backing::Shared {
+            return Ok(());
+        }
+        let guard = CheckpointGuard::lock(&self.core, deadline)?;
+        run::run(&self.context(), &guard, Purpose::Periodic).map(drop)
+    }
+
+    /// After a change, when no lock is held: repairs the dead that were met, writes out the ring before it is full, starts a
+    /// checkpoint when the log has grown.
+    #[inline]
+    pub fn after_change(self: &std::sync::Arc<Self>, tail: u64) {
+        let log = &self.core.control().log;
+        if tail.wrapping_sub(log.written.load(Relaxed)) > RING_BYTES / 2 {
+            self.housekeeping(tail);
+        }
+        if self.core.has_suspects() {
+            repair::repair_suspects(self);
+        }
+    }
+
+    #[cold]
+    fn housekeeping(self: &std::sync::Arc<Self>, tail: u64) {
+        if !self.core.is_logged() {
+            return;
+        }
+        // Whoever comes first does it; a failure is reported to those who need it.
+        if !self.core.control().flush_lock.is_held() {
+            let _ = run::flush_to(&self.context(), Lsn(tail), None);
+        }
+        let control = self.core.control();
+        let since = tail.saturating_sub(control.checkpoint.durable_lsn.load(Relaxed));
+        let data = control.readers.file_pages.load(Relaxed) as u64 * self.core.page_size as u64;
+        if since > self.checkpoint_log_bytes.max(data / 2) {
+            self.checkpoint_in_background();
+        }
+    }
+
+    fn checkpoint_in_background(self: &std::sync::Arc<Self>) {
+        if self.core.control().checkpoint_lock.is_held() || self.checkpointing.swap(true, AcqRel) {
+            return;
+        }
+        let mut background = self.background.lock();
+        if let Some(done) = background.take() {
+            let _ = done.join();
+        }
+        let environment = self.clone();
+        let task = move || {
+            if let Ok(Some(guard)) = CheckpointGuard::try_lock(&environment.core) {
+                // A failure leaves the last checkpoint and the log as they are; the next attempt may do better.
+                let _ = run::run(&environment.context(), &guard, Purpose::Periodic);
+            }
+            environment.checkpointing.store(false, Release);
+        };
+        match std::thread::Builder::new().name("ntdb-checkpoint".into()).spawn(task) {
+            Ok(handle) => *background = Some(handle),
+            Err(_) => self.checkpointing.store(false, Release),
+        }
+    }
+
+    /// After [`Environment::shut_down`], so that dropping does not do it again.
+    pub fn forget_session(&self) {
+        self.closed.store(true, Release);
+    }
+
+    /// Waits for a checkpoint in the background.
+    fn finish_background(&self) {
+        let handle = self.background.lock().take();
+        if let Some(handle) = handle
+            && handle.thread().id() != std::thread::current().id()
+        {
+            let _ = handle.join();
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What a dead process leaves behind: locks, a half-done step, pins, stripes, a checkpoint, a large operation.
+//!
+//! Most of it is repaired by whoever needs it, in passing; this repairs a process as a whole. One repairer at a time holds
+//! the repair byte; everything here may be done again by the next one if this one dies.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::*;
+
+use crate::checkpoint::run::CheckpointGuard;
+use crate::core::Core;
+use crate::error::Result;
+use crate::limits::{KEY_STRIPES, MAX_PROCESSES};
+use crate::storage::failpoint::crash_point;
+use crate::storage::ofd::{LockKind, REPAIR};
+use crate::transaction::writer::Writer;
+use crate::transaction::{large, repair as step_repair};
+use crate::types::SlotId;
+
+use super::Environment;
+
+/// Repairs the processes that were found dead in passing.
+#[cold]
+pub fn repair_suspects(environment: &Arc<Environment>) {
+    let core = &environment.core;
+    let mut suspects = core.take_suspects();
+    suspects.sort_unstable();
+    suspects.dedup();
+    for slot in suspects {
+        if slot.0 as usize >= MAX_PROCESSES {
+            continue;
+        }
+        let Some(ofd) = &core.session().ofd else { return };
+        // Busy, or not to be had: somebody else repairs, or the next who needs it will.
+        if !matches!(ofd.try_lock(REPAIR, LockKind::Exclusive), Ok(true)) {
+            continue;
+        }
+        if !core.is_alive(slot) && core.shm.process(slot.0 as usize).state.load(Acquire) == 1 {
+            let _ = repair_slot(core, slot);
+        }
+        let _ = ofd.unlock(REPAIR);
+    }
+}
+
+/// Repairs everything of a process that is dead. Its slot may be the caller's own by now, which must not have used
+/// anything yet.
+pub fn repair_slot(core: &Core, dead: SlotId) -> Result<()> {
+    let control = core.control();
+    let me = core.slot();
+    crash_point("repair.slot.begin");
+    if control.writer_lock.take_over(me, dead) {
+        let mut writer = Writer { core };
+        step_repair::repair(&mut writer)?;
+        drop(writer);
+    }
+    crash_point("repair.slot.writer");
+    for lock in [&control.flush_lock, &control.sync_lock] {
+        if lock.take_over(me, dead) {
+            let turn = lock.turn();
+            lock.release_if_mine(turn);
+        }
+    }
+    let entry = core.shm.process(dead.0 as usize);
+    entry.flushing.store(0, SeqCst);
+    CheckpointGuard::take_over(core, dead)?;
+    crash_point("repair.slot.checkpoint");
+    if control.claim_lock.take_over(me, dead) {
+        let result = large::abandon(core);
+        control.claim_lock.release(me);
+        result?;
+    }
+    for index in 0..KEY_STRIPES {
+        core.shm.stripe(index).release_dead(dead);
+    }
+    crash_point("repair.slot.stripes");
+    if dead != me {
+        core.pins.release_process(dead);
+        entry.state.store(0, Release);
+    }
+    control.counters.repairs.fetch_add(1, Relaxed);
+    crash_point("repair.slot.done");
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Finding one record.
+
+use std::sync::atomic::Ordering::Acquire;
+
+use crate::core::Core;
+use crate::error::Result;
+use crate::page::bucket::{Bucket, Found};
+use crate::page::record::Record;
+use crate::types::PageNo;
+
+use super::locate::{self, Root};
+
+/// The current root.
+#[inline]
+pub fn current_root(core: &Core) -> Root {
+    Root::from_word(core.control().readers.root.load(Acquire))
+}
+
+/// The record of `key` below `root`. The caller holds a pin, or the writer lock.
+#[inline]
+pub fn find(core: &Core, root: Root, hash: u64, key: &[u8]) -> Result<Option<Record>> {
+    let page = locate::bucket_page(core, root, hash)?;
+    Ok(find_in_chain(core, page, hash, key)?.map(|(_, _, found)| found.record))
+}
+
+/// Finds `key` in the bucket that begins at `page`, overflow pages included.
+#[inline]
+pub fn find_in_chain<'a>(
+    core: &'a Core,
+    page: PageNo,
+    hash: u64,
+    key: &[u8],
+) -> Result<Option<(PageNo, Bucket<'a>, Found)>> {
+    let bucket = core.bucket(page)?;
+    let found = bucket.find(hash, core.damage(page), |record| core.is_key(record, hash, key))?;
+    match found {
+        Some(found) => Ok(Some((page, bucket, found))),
+        None if bucket.head().next().is_none() => Ok(None),
+        None => find_in_overflow(core, page, bucket.head().next(), hash, key),
+    }
+}
+
+#[cold]
+fn find_in_overflow<'a>(
+    core: &'a Core,
+    head: PageNo,
+    first: PageNo,
+    hash: u64,
+    key: &[u8],
+) -> Result<Option<(PageNo, Bucket<'a>, Found)>> {
+    let mut page = first;
+    let mut steps = 0u32;
+    while !page.is_none() {
+        let bucket = core.bucket(page)?;
+        let found =
+            bucket.find(hash, core.damage(page), |record| core.is_key(record, hash, key))?;
+        if let Some(found) = found {
+            return Ok(Some((page, bucket, found)));
+        }
+        page = bucket.head().next();
+        steps = check_chain_step(core, head, steps)?;
+    }
+    Ok(None)
+}
+
+/// Counts a step along an overflow chain; an error if the chain is longer than the file.
+pub fn check_chain_step(core: &Core, head: PageNo, steps: u32) -> Result<u32> {
+    if steps >= core.control().readers.file_pages.load(Acquire) {
+        return Err(core.corrupt(head, "its overflow chain is a circle"));
+    }
+    Ok(steps + 1)
+}
+
+/// All pages of the bucket that begins at `head`.
+pub fn chain(core: &Core, head: PageNo) -> Result<Vec<PageNo>> {
+    let mut pages = Vec::new();
+    let mut page = head;
+    let mut steps = 0;
+    while !page.is_none() {
+        pages.push(page);
+        page = core.bucket(page)?.head().next();
+        steps = check_chain_step(core, head, steps)?;
+    }
+    Ok(pages)
+}

@@ -1,0 +1,408 @@
+//! From the ring to the log files, and to the disk.
+//!
+//! **Flush** copies the ring from `written` on into the current log file, under the flush lock. That lock, alone among all,
+//! may be taken from a living owner after a time-out (it may be stopped in the middle of a write): a flusher copies the ring
+//! to private memory, makes sure that the lock is still its own, and writes only that copy, so that a robbed flusher,
+//! whenever it goes on, writes the bytes that belong there anyway. `written` only ever grows. While it writes, a flag in its
+//! process's entry names the incarnation of the file: a file so flagged by anybody is not re-used for later records but
+//! replaced by a new file.
+//!
+//! **Switch.** A checkpoint sets `switch_at`; whoever flushes next up to there syncs the file to its end, makes the other file
+//! the current one, and only then writes on. So the header of the new file proves that the old one is complete on disk, and
+//! nothing in the new one is acknowledged before that. All its stores are absolute; the last one clears `switch_at`, and a
+//! flusher that finds its predecessor dead simply does the switch again.
+//!
+//! **Sync.** `synced` is a prefix of the log. Whoever needs it to reach an LSN flushes first and then syncs, one for
+//! all who wait meanwhile; the others sleep on a ticket. If the one who syncs dies or stops, somebody else does.
+//! A sync that fails poisons the database: no sync is ever tried again over the same pages.
+//!
+//! **No log at first.** Until the first flush there is no log file at all; see `checkpoint::start_log`.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::*;
+use std::time::{Duration, Instant};
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::limits::{MAX_PROCESSES, RING_BYTES};
+use crate::log::file::{LogFile, LogHeader, OpenProblem};
+use crate::shm::lock::Acquired;
+use crate::storage::failpoint::{Kind, crash_point};
+use crate::storage::file::{self, File};
+use crate::storage::fork_local::ForkLocal;
+use crate::storage::futex;
+use crate::types::{Lsn, SlotId};
+
+/// No switch is due.
+pub const NO_SWITCH: u64 = u64::MAX;
+/// Most bytes written at once: bounds how long the flush lock is held.
+const WRITE_BYTES_MAX: u64 = 256 << 10;
+/// After this long without progress the flush lock is taken from a living owner.
+const ROB_AFTER: Duration = Duration::from_millis(200);
+/// After this long without a sync those who wait do it themselves.
+const SYNC_PATIENCE: Duration = Duration::from_millis(100);
+
+/// The log files of one database, as this process has them open.
+#[derive(Debug)]
+pub struct Logs {
+    /// Paths of log0 and log1.
+    pub paths: [PathBuf; 2],
+    /// UUID of the database.
+    pub uuid: [u8; 16],
+    current: ForkLocal<Option<(u32, Arc<LogFile>)>>,
+    /// Keeps the flag in this process's entry to one thread at a time.
+    flushing: ForkLocal<Vec<u8>>,
+}
+
+impl Logs {
+    /// The logs at `paths`.
+    pub fn new(paths: [PathBuf; 2], uuid: [u8; 16]) -> Logs {
+        Logs { paths, uuid, current: ForkLocal::default(), flushing: ForkLocal::default() }
+    }
+
+    fn error(&self, index: u32, action: &'static str, source: io::Error) -> Error {
+        Error::from_io(&self.paths[index as usize & 1], action, source)
+    }
+
+    /// The log file that is written now, and its incarnation.
+    fn current(&self, core: &Core) -> Result<(u32, Arc<LogFile>)> {
+        let words = &core.control().log;
+        let mut problem = None;
+        // Index, salt and incarnation change one after the other; what does not fit is looked at again.
+        for attempt in 0..200 {
+            let incarnation = words.incarnation.load(Acquire);
+            let index = words.index.load(Acquire) & 1;
+            let salt = words.salt.load(Acquire);
+            let mut current = self.current.lock();
+            if let Some((known, log)) = &*current
+                && *known == incarnation
+            {
+                return Ok((incarnation, log.clone()));
+            }
+            let path = &self.paths[index as usize];
+            match LogFile::open(path) {
+                Ok(log) if log.header().salt == salt && log.header().uuid == self.uuid => {
+                    if words.incarnation.load(Acquire) == incarnation {
+                        let log = Arc::new(log);
+                        *current = Some((incarnation, log.clone()));
+                        return Ok((incarnation, log));
+                    }
+                }
+                Ok(_) | Err(OpenProblem::Header(_)) => {
+                    problem = Some(Error::Corrupt {
+                        path: path.clone(),
+                        place: "log header".into(),
+                        reason: "is not the log that is being written".into(),
+                    });
+                }
+                Err(OpenProblem::Io(e)) if e.kind() == io::ErrorKind::NotFound => {
+                    problem =
+                        Some(Error::LogMissing { path: core.path.clone(), log: path.clone() });
+                }
+                Err(OpenProblem::Io(e)) => return Err(self.error(index, "open the log", e)),
+            }
+            drop(current);
+            std::thread::sleep(Duration::from_micros(10 * attempt));
+        }
+        Err(problem
+            .unwrap_or_else(|| core.corrupt_shm("the log changes faster than it can be opened")))
+    }
+
+    /// Creates a new log file at `index`, in place of whatever lies there.
+    pub fn create(&self, core: &Core, index: u32, header: LogHeader) -> Result<LogFile> {
+        let path = &self.paths[index as usize & 1];
+        let failed = |e| self.error(index, "create the log", e);
+        self.refuse_foreign(core, index)?;
+        file::unlink(path, Kind::Log).map_err(failed)?;
+        crash_point("log.unlinked");
+        let log = LogFile::create(path, 0o600, header).map_err(failed)?;
+        if let Some(data) = &core.data {
+            log.file().adopt_owner_and_mode(data).map_err(failed)?;
+        }
+        file::sync_dir(path).map_err(failed)?;
+        crash_point("log.created");
+        Ok(log)
+    }
+
+    /// Fails if the file at `index` is somebody else's log, or no log at all with something in it.
+    fn refuse_foreign(&self, core: &Core, index: u32) -> Result<()> {
+        let path = &self.paths[index as usize & 1];
+        let foreign = |reason: String| {
+            Err(Error::ForeignSidecar { path: core.path.clone(), sidecar: path.clone(), reason })
+        };
+        match LogFile::open_readonly(path) {
+            Ok(log) if log.header().uuid != self.uuid => {
+                foreign("it is the log of another database".into())
+            }
+            Ok(_) => Ok(()),
+            // A log whose creation was cut short.
+            Err(OpenProblem::Header(_)) if is_zero(path) => Ok(()),
+            Err(OpenProblem::Header(problem)) => foreign(problem.to_string()),
+            Err(OpenProblem::Io(e)) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(OpenProblem::Io(e)) => Err(self.error(index, "open the log", e)),
+        }
+    }
+
+    /// Writes the ring to the log up to `target` at least.
+    pub fn flush_to(&self, core: &Core, target: Lsn, deadline: Option<Instant>) -> Result<()> {
+        let words = &core.control().log;
+        while words.written.load(Acquire) < target.0 || switch_is_due(core) {
+            check_poison(core)?;
+            self.flush_once(core, target, deadline)?;
+        }
+        Ok(())
+    }
+
+    fn flush_once(&self, core: &Core, target: Lsn, deadline: Option<Instant>) -> Result<()> {
+        // One thread of this process at a time, since the flag in its entry is one word.
+        let mut buffer = self.flushing.lock();
+        let words = &core.control().log;
+        if words.written.load(Acquire) >= target.0 && !switch_is_due(core) {
+            return Ok(());
+        }
+        let me = core.slot();
+        let lock = &core.control().flush_lock;
+        self.lock_flush(core, me, deadline)?;
+        let turn = lock.turn();
+        crash_point("flush.locked");
+        let result = self.flush_locked(core, &mut buffer, || lock.still_mine(turn));
+        lock.release_if_mine(turn);
+        result
+    }
+
+    fn lock_flush(&self, core: &Core, me: SlotId, deadline: Option<Instant>) -> Result<()> {
+        let lock = &core.control().flush_lock;
+        let begin = Instant::now();
+        loop {
+            let turn = lock.turn();
+            let patience = Instant::now() + ROB_AFTER;
+            let until = deadline.map_or(patience, |deadline| deadline.min(patience));
+            match lock.acquire(me, Some(until), &|slot| core.is_alive(slot)) {
+                Ok(Acquired::Clean) => return Ok(()),
+                Ok(Acquired::OwnerDied(slot)) => {
+                    core.suspect(slot);
+                    return Ok(());
+                }
+                Err(timed_out) => {
+                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                        let waited = begin.elapsed();
+                        return Err(core.locked("the log's flush lock", timed_out.owner, waited));
+                    }
+                    // The same turn all the time: its owner is stopped, or the disk is slow; then writing the same bytes
+                    // twice is harmless.
+                    if turn.owner().is_some()
+                        && lock.still_mine(turn)
+                        && lock.steal_from_live(me, turn)
+                    {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    fn flush_locked(
+        &self,
+        core: &Core,
+        buffer: &mut Vec<u8>,
+        still_mine: impl Fn() -> bool,
+    ) -> Result<()> {
+        let words = &core.control().log;
+        let written = words.written.load(Acquire);
+        let switch_at = words.switch_at.load(Acquire);
+        if written >= switch_at {
+            return self.switch(core, switch_at, still_mine);
+        }
+        let tail = core.control().writer.tail.load(Acquire);
+        if tail.saturating_sub(written) > RING_BYTES {
+            return Err(core.corrupt_shm("the log ring holds more than it can"));
+        }
+        let end = tail.min(switch_at).min(written + WRITE_BYTES_MAX);
+        if end <= written {
+            return Ok(());
+        }
+        let (incarnation, log) = self.current(core)?;
+        let flag = &core.shm.process(core.slot().0 as usize).flushing;
+        flag.store(incarnation.wrapping_add(1), SeqCst);
+        buffer.resize((end - written) as usize, 0);
+        core.shm.ring_read(written, buffer);
+        crash_point("flush.copied");
+        // Only now: what was copied before the lock was lost is good.
+        let result = if still_mine() {
+            let index = words.index.load(Acquire);
+            log.write_at(Lsn(written), buffer)
+                .map_err(|e| self.error(index, "write the log", e))
+                .map(|()| {
+                    crash_point("flush.wrote");
+                    words.written.fetch_max(end, AcqRel);
+                })
+        } else {
+            Ok(())
+        };
+        crash_point("flush.published");
+        flag.store(0, SeqCst);
+        result
+    }
+
+    /// Makes the other file the current one. Everything before `at` is in the present one.
+    fn switch(&self, core: &Core, at: u64, still_mine: impl Fn() -> bool) -> Result<()> {
+        let words = &core.control().log;
+        let index = words.switch_index.load(Acquire) & 1;
+        let salt = words.switch_salt.load(Acquire);
+        let previous_salt = words.salt.load(Acquire);
+        let incarnation = words.switch_incarnation.load(Acquire);
+        if previous_salt != salt {
+            let (_, old) = self.current(core)?;
+            crash_point("switch.begin");
+            old.sync().map_err(|e| poison(core, &e))?;
+            words.synced.fetch_max(at, AcqRel);
+            crash_point("switch.old.synced");
+            let header = LogHeader { uuid: self.uuid, start: Lsn(at), salt, previous_salt };
+            if !still_mine() {
+                return Ok(());
+            }
+            let log = self.other_file(core, index, incarnation, header)?;
+            if !still_mine() {
+                return Ok(());
+            }
+            *self.current.lock() = Some((incarnation, Arc::new(log)));
+        }
+        crash_point("switch.new.synced");
+        // The salt first: it tells a successor that the new file is there.
+        words.salt.store(salt, Release);
+        crash_point("switch.salt");
+        words.start.store(at, Release);
+        words.index.store(index, Release);
+        words.other_needed.store(1, Release);
+        crash_point("switch.words");
+        words.incarnation.store(incarnation, Release);
+        // Not a plain store: a robbed flusher must not clear a later switch.
+        let _ = words.switch_at.compare_exchange(at, NO_SWITCH, AcqRel, Relaxed);
+        crash_point("switch.done");
+        Ok(())
+    }
+
+    /// The file to switch to: the old one at that place, if nobody can still be writing to it, else a new one.
+    fn other_file(
+        &self,
+        core: &Core,
+        index: u32,
+        incarnation: u32,
+        header: LogHeader,
+    ) -> Result<LogFile> {
+        let me = core.slot();
+        let flagged = (0..MAX_PROCESSES).any(|slot| {
+            let flag = core.shm.process(slot).flushing.load(SeqCst);
+            slot != me.0 as usize && flag != 0 && flag != incarnation
+        });
+        if !flagged && let Ok(old) = LogFile::open(&self.paths[index as usize]) {
+            if old.header().uuid == self.uuid {
+                return old.reuse(header).map_err(|e| self.error(index, "re-use the log", e));
+            }
+        }
+        self.create(core, index, header)
+    }
+
+    /// Makes everything before `target` durable.
+    pub fn sync_to(&self, core: &Core, target: Lsn, deadline: Option<Instant>) -> Result<()> {
+        let words = &core.control().log;
+        let me = core.slot();
+        let lock = &core.control().sync_lock;
+        loop {
+            if words.synced.load(Acquire) >= target.0 {
+                return Ok(());
+            }
+            check_poison(core)?;
+            self.flush_to(core, target, deadline)?;
+            let ticket = words.sync_ticket.load(Acquire);
+            if words.synced.load(Acquire) >= target.0 {
+                return Ok(());
+            }
+            if lock.try_acquire(me) {
+                let turn = lock.turn();
+                let result = self.sync_once(core);
+                lock.release_if_mine(turn);
+                self.announce(core);
+                result?;
+                continue;
+            }
+            let turn = lock.turn();
+            let woken = futex::wait(&words.sync_ticket, ticket, Some(SYNC_PATIENCE));
+            if woken == futex::Wake::TimedOut {
+                match turn.owner() {
+                    Some(owner) if !core.is_alive(owner) => {
+                        core.suspect(owner);
+                        if lock.take_over(me, owner) {
+                            let turn = lock.turn();
+                            lock.release_if_mine(turn);
+                        }
+                    }
+                    // Alive, but stopped or slow: doing it as well is harmless.
+                    _ => {
+                        self.sync_once(core)?;
+                        self.announce(core);
+                    }
+                }
+            }
+        }
+    }
+
+    fn announce(&self, core: &Core) {
+        let ticket = &core.control().log.sync_ticket;
+        ticket.fetch_add(1, AcqRel);
+        futex::wake(ticket, i32::MAX as u32);
+    }
+
+    /// One sync of the current log; everything written before counts as synced afterwards.
+    fn sync_once(&self, core: &Core) -> Result<()> {
+        let words = &core.control().log;
+        // In this order: what is written before lies in this file, or in one that was synced before this one began.
+        let written = words.written.load(Acquire);
+        let (_, log) = self.current(core)?;
+        crash_point("sync.begin");
+        log.sync().map_err(|e| poison(core, &e))?;
+        crash_point("sync.done");
+        words.synced.fetch_max(written, AcqRel);
+        crash_point("sync.published");
+        Ok(())
+    }
+}
+
+/// Whether everything before a switch is written, so that the switch is to be made.
+fn switch_is_due(core: &Core) -> bool {
+    let words = &core.control().log;
+    let at = words.switch_at.load(Acquire);
+    at != NO_SWITCH && words.written.load(Acquire) >= at
+}
+
+/// Whether the file holds nothing but zeros at its beginning.
+fn is_zero(path: &std::path::Path) -> bool {
+    let Ok(file) = File::open_readonly(path, Kind::Log) else { return false };
+    let mut block = [0u8; 4096];
+    match file.read_at(&mut block, 0) {
+        Ok(len) => block[..len].iter().all(|&byte| byte == 0),
+        Err(_) => false,
+    }
+}
+
+/// Fails if an earlier sync has failed.
+#[inline]
+pub fn check_poison(core: &Core) -> Result<()> {
+    match core.control().readers.poison.load(Relaxed) {
+        0 => Ok(()),
+        errno => Err(Error::Poisoned {
+            path: core.path.clone(),
+            errno: io::Error::from_raw_os_error(errno as i32),
+        }),
+    }
+}
+
+/// Records a failed sync, so that nobody relies on a later one.
+#[cold]
+pub fn poison(core: &Core, error: &io::Error) -> Error {
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    core.control().readers.poison.store(errno.max(1) as u32, SeqCst);
+    Error::Poisoned { path: core.path.clone(), errno: io::Error::from_raw_os_error(errno) }
+}

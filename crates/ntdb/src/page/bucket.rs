@@ -1,0 +1,470 @@
+//! A bucket page: tags, offsets, records.
+//!
+//! ```text
+//! 0      64            64+16G         64+48G              free        P
+//! | head | G x 16 tags | G x 16 u16   | records, growing -> |          |
+//! ```
+//! **Publication** (writer, under the writer lock): advance `free`; write the record's bytes; (log); store the slot's
+//! offset (Release); store its tag (Release). An update stores the offset only, a delete the tag only. Readers load the
+//! tags (Acquire), then the offset (Acquire), then the record. At every instant the page is valid, whoever dies: bytes
+//! behind `free` that no slot names are merely lost until the page is rebuilt.
+//!
+//! A reader that matched a tag may load the offset of a record that came into the slot later; it compares the whole
+//! key, so it then finds either the key or another key, never half a record, since records never change.
+//!
+//! **Placement.** The home group comes from hash bits 7 to 22, the search goes from there round the page and stops at a
+//! group that has an empty slot. A deleted slot becomes empty again where its group has another empty one.
+
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::*};
+
+use super::head::{HEAD_BYTES, Kind, PageHead};
+use super::record::{self, Reason, Record};
+use super::tags::{DELETED, EMPTY, GROUP, Group, LIVE, tag_of};
+use crate::types::{Epoch, PageNo};
+
+/// Bytes of a slot: tag and offset.
+const SLOT_BYTES: usize = 3;
+
+/// A bucket page in mapped memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket<'a> {
+    page: *mut u8,
+    size: usize,
+    groups: usize,
+    _life: std::marker::PhantomData<&'a u8>,
+}
+
+/// A slot that holds a key.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// The slot.
+    pub slot: usize,
+    /// Its record.
+    pub record: Record,
+}
+
+impl<'a> Bucket<'a> {
+    /// The bucket page at `page`.
+    ///
+    /// # Safety
+    /// `page` points to `size` mapped bytes, aligned to 64, that stay mapped, and not re-used, for `'a`.
+    #[inline]
+    pub unsafe fn at(page: *mut u8, size: usize) -> Result<Bucket<'a>, Reason> {
+        // SAFETY: the caller's promise.
+        let head = unsafe { PageHead::at(page) };
+        let groups = head.groups.load(Relaxed) as usize;
+        if groups == 0 || HEAD_BYTES + groups * GROUP * SLOT_BYTES > size {
+            return Err("a bucket has an impossible number of groups");
+        }
+        Ok(Bucket { page, size, groups, _life: std::marker::PhantomData })
+    }
+
+    /// The header.
+    #[inline]
+    pub fn head(&self) -> &'a PageHead {
+        // SAFETY: promised at construction.
+        unsafe { PageHead::at(self.page) }
+    }
+
+    /// First byte of the page.
+    pub fn base(&self) -> *mut u8 {
+        self.page
+    }
+
+    /// Number of slots.
+    pub fn slots(&self) -> usize {
+        self.groups * GROUP
+    }
+
+    /// Offset at which records begin.
+    #[inline]
+    fn records_start(&self) -> usize {
+        HEAD_BYTES + self.groups * GROUP * SLOT_BYTES
+    }
+
+    /// Bytes for records in all.
+    pub fn record_room(&self) -> usize {
+        self.size - self.records_start()
+    }
+
+    /// Offset of the tag of `slot` within the page.
+    #[inline]
+    pub fn tag_place(&self, slot: usize) -> usize {
+        HEAD_BYTES + slot
+    }
+
+    /// Offset of the offset of `slot` within the page.
+    #[inline]
+    pub fn offset_place(&self, slot: usize) -> usize {
+        HEAD_BYTES + self.groups * GROUP + 2 * slot
+    }
+
+    #[inline]
+    fn tag(&self, slot: usize) -> &'a AtomicU8 {
+        debug_assert!(slot < self.slots());
+        // SAFETY: within the page, as `at` checked; atomics may be shared.
+        unsafe { &*self.page.add(self.tag_place(slot)).cast::<AtomicU8>() }
+    }
+
+    #[inline]
+    fn offset(&self, slot: usize) -> &'a AtomicU16 {
+        debug_assert!(slot < self.slots());
+        // SAFETY: within the page, as `at` checked; HEAD_BYTES and 16 x groups are even.
+        unsafe { &*self.page.add(self.offset_place(slot)).cast::<AtomicU16>() }
+    }
+
+    #[inline]
+    fn group(&self, group: usize) -> Group {
+        debug_assert!(group < self.groups);
+        // SAFETY: within the page, aligned to 16. Mixed-size atomic access to mapped memory: the processor gives each byte of an
+        // aligned load a value that was stored there, which is all that the search needs.
+        let (low, high) = unsafe {
+            let at = self.page.add(HEAD_BYTES + group * GROUP).cast::<AtomicU64>();
+            ((*at).load(Acquire), (*at.add(1)).load(Acquire))
+        };
+        Group::new(u64::from_le(low), u64::from_le(high))
+    }
+
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        (((hash >> 7) & 0xffff) as usize * self.groups) >> 16
+    }
+
+    /// Address of the home group's tags, to be prefetched.
+    #[inline]
+    pub fn home_tags(&self, hash: u64) -> *const u8 {
+        self.page.wrapping_add(HEAD_BYTES + self.home(hash) * GROUP)
+    }
+
+    /// Parses the record at `offset`.
+    #[inline]
+    fn record_at(&self, offset: usize) -> Result<Record, Reason> {
+        if offset < self.records_start() || offset >= self.size {
+            return Err("a slot points outside the records of its bucket");
+        }
+        // SAFETY: within the page; the bytes of a published record never change.
+        unsafe { record::parse(self.page.add(offset), self.size - offset) }
+    }
+
+    /// The record in `slot`, if it is live.
+    #[inline]
+    pub fn live_record(&self, slot: usize) -> Result<Option<Record>, Reason> {
+        if self.tag(slot).load(Acquire) & LIVE == 0 {
+            return Ok(None);
+        }
+        self.record_at(self.offset(slot).load(Acquire) as usize).map(Some)
+    }
+
+    /// Finds the slot whose record has this tag and satisfies `is_it`.
+    #[inline]
+    pub fn find<E>(
+        &self,
+        hash: u64,
+        corrupt: impl Fn(Reason) -> E,
+        mut is_it: impl FnMut(&Record) -> Result<bool, E>,
+    ) -> Result<Option<Found>, E> {
+        let tag = tag_of(hash);
+        let mut index = self.home(hash);
+        for _ in 0..self.groups {
+            let group = self.group(index);
+            for i in group.matching(tag) {
+                let slot = index * GROUP + i;
+                let offset = self.offset(slot).load(Acquire) as usize;
+                let record = self.record_at(offset).map_err(&corrupt)?;
+                if is_it(&record)? {
+                    return Ok(Some(Found { slot, record }));
+                }
+            }
+            if !group.empty().is_empty() {
+                return Ok(None);
+            }
+            index += 1;
+            if index == self.groups {
+                index = 0;
+            }
+        }
+        Ok(None)
+    }
+
+    /// The slot that an insert of a key with this hash uses: the first that is not live on its path. `None` if too
+    /// few slots would stay empty.
+    pub fn vacant_slot(&self, hash: u64) -> Option<usize> {
+        let mut index = self.home(hash);
+        for _ in 0..self.groups {
+            let live = self.group(index).live();
+            if live.0 != u16::MAX {
+                let slot = index * GROUP + (!live.0).trailing_zeros() as usize;
+                let reuses = self.tag(slot).load(Relaxed) == DELETED;
+                let occupied = self.head().occupied.load(Relaxed) as usize;
+                return (reuses || occupied < self.slots() / 8 * 7).then_some(slot);
+            }
+            index += 1;
+            if index == self.groups {
+                index = 0;
+            }
+        }
+        None
+    }
+
+    /// The tag that deleting `slot` leaves.
+    pub fn tag_after_delete(&self, slot: usize) -> u8 {
+        if self.group(slot / GROUP).empty().is_empty() { DELETED } else { EMPTY }
+    }
+
+    /// Whether `slot` is empty (as opposed to deleted or live).
+    pub fn is_empty_slot(&self, slot: usize) -> bool {
+        self.tag(slot).load(Relaxed) == EMPTY
+    }
+
+    /// Bytes behind the last record.
+    #[inline]
+    pub fn free_bytes(&self) -> usize {
+        self.size.saturating_sub(self.free_offset())
+    }
+
+    fn free_offset(&self) -> usize {
+        (self.head().free.load(Relaxed) as usize).max(self.records_start())
+    }
+
+    /// Writes `bytes` into the free space, where nobody can see them yet; returns their offset. Needs the writer lock
+    /// and room.
+    #[inline]
+    pub fn write_record(&self, bytes: &[u8]) -> usize {
+        let at = self.free_offset();
+        assert!(bytes.len() <= self.size - at, "no room in the bucket");
+        self.head().free.store((at + bytes.len()) as u32, Relaxed);
+        // SAFETY: within the page, behind everything that any slot names; the writer lock keeps other writers away.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.page.add(at), bytes.len()) };
+        at
+    }
+
+    /// Calls `f` with every live slot.
+    #[inline]
+    pub fn for_each_live<E>(
+        &self,
+        corrupt: impl Fn(Reason) -> E,
+        mut f: impl FnMut(usize, Record) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for index in 0..self.groups {
+            for i in self.group(index).live() {
+                let slot = index * GROUP + i;
+                let offset = self.offset(slot).load(Acquire) as usize;
+                f(slot, self.record_at(offset).map_err(&corrupt)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Verifies what a search relies on: the header's numbers, every record within the page, records that don't overlap.
+    pub fn check_structure(&self) -> Result<(), Reason> {
+        let free = self.head().free.load(Relaxed) as usize;
+        if free < self.records_start() || free > self.size {
+            return Err("a bucket's free offset is outside the page");
+        }
+        let mut spans = Vec::new();
+        self.for_each_live(
+            |reason| reason,
+            |_, record| {
+                let at = record.start as usize - self.page as usize;
+                if at + record.len > free {
+                    return Err("a record lies in free space");
+                }
+                spans.push((at, at + record.len));
+                Ok(())
+            },
+        )?;
+        spans.sort_unstable();
+        if spans.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+            return Err("two records overlap");
+        }
+        Ok(())
+    }
+}
+
+/// Groups for a page of `size` bytes that is to hold `records` records of `bytes` in all, such that slots and bytes
+/// would run out together.
+pub fn groups_for(size: usize, records: usize, bytes: usize) -> usize {
+    let room = size - HEAD_BYTES;
+    let most = room / (GROUP * (SLOT_BYTES + 1));
+    if records == 0 {
+        return (size / 1024).min(most);
+    }
+    let average = (bytes / records).max(2);
+    // Seven of eight slots may be used, so a record costs 8/7 slots.
+    let capacity = room * 7 / (average * 7 + SLOT_BYTES * 8);
+    let for_capacity = (capacity * 8).div_ceil(7 * GROUP);
+    let for_present = ((records + 1) * 8).div_ceil(7 * GROUP);
+    for_capacity.max(for_present).clamp(1, most)
+}
+
+/// Fills a new bucket page that nobody can see yet.
+#[derive(Debug)]
+pub struct Builder<'a> {
+    bucket: Bucket<'a>,
+}
+
+impl<'a> Builder<'a> {
+    /// Begins a page.
+    ///
+    /// # Safety
+    /// `page` points to `size` mapped bytes, aligned to 64, that only the caller uses.
+    pub unsafe fn new(
+        page: *mut u8,
+        size: usize,
+        number: PageNo,
+        epoch: Epoch,
+        depth: u8,
+        prefix: u64,
+        groups: usize,
+    ) -> Builder<'a> {
+        // SAFETY: the caller's promise.
+        let head = unsafe { PageHead::at(page) };
+        head.init(Kind::Bucket, number, epoch, depth, prefix);
+        head.groups.store(groups as u16, Relaxed);
+        let start = HEAD_BYTES + groups * GROUP * SLOT_BYTES;
+        assert!(start <= size);
+        head.free.store(start as u32, Relaxed);
+        // SAFETY: within the page, by the assertion.
+        unsafe { std::ptr::write_bytes(page.add(HEAD_BYTES), 0, start - HEAD_BYTES) };
+        // SAFETY: the caller's promise; `groups` was checked just now.
+        let bucket = unsafe { Bucket::at(page, size) }.expect("groups fit");
+        Builder { bucket }
+    }
+
+    /// Adds a record; `false` if it does not fit.
+    pub fn push(&mut self, hash: u64, bytes: &[u8]) -> bool {
+        if bytes.len() > self.bucket.free_bytes() {
+            return false;
+        }
+        let Some(slot) = self.bucket.vacant_slot(hash) else { return false };
+        let at = self.bucket.write_record(bytes);
+        self.bucket.offset(slot).store(at as u16, Relaxed);
+        self.bucket.tag(slot).store(tag_of(hash), Relaxed);
+        let head = self.bucket.head();
+        head.occupied.store(head.occupied.load(Relaxed) + 1, Relaxed);
+        true
+    }
+
+    /// Bytes of records so far.
+    pub fn used_bytes(&self) -> usize {
+        self.bucket.record_room() - self.bucket.free_bytes()
+    }
+
+    /// Bytes for records in all.
+    pub fn room(&self) -> usize {
+        self.bucket.record_room()
+    }
+
+    /// The page's header.
+    pub fn head(&self) -> &'a PageHead {
+        self.bucket.head()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    #[repr(align(64))]
+    struct Page([u8; 4096]);
+
+    fn hash_of(key: &[u8]) -> u64 {
+        key.iter()
+            .fold(0xcbf29ce484222325, |h, b| (h ^ *b as u64).wrapping_mul(0x100000001b3))
+            .wrapping_mul(0x9e3779b97f4a7c15)
+    }
+
+    fn find(bucket: &Bucket, key: &[u8]) -> Option<(usize, Vec<u8>)> {
+        bucket
+            .find(
+                hash_of(key),
+                |reason| panic!("{reason}"),
+                |record| {
+                    // SAFETY: the record was parsed from the page.
+                    let found =
+                        unsafe { std::slice::from_raw_parts(record.key, record.key_len as usize) };
+                    Ok::<_, ()>(found == key)
+                },
+            )
+            .unwrap()
+            .map(|found| {
+                // SAFETY: as above; an inline value follows the key.
+                let value = unsafe {
+                    std::slice::from_raw_parts(
+                        found.record.key.add(found.record.key_len as usize),
+                        found.record.value_len as usize,
+                    )
+                };
+                (found.slot, value.to_vec())
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn a_bucket_behaves_like_a_map(ops in prop::collection::vec((0u8..3, 0u16..60, 0usize..20), 1..400)) {
+            let mut page = Box::new(Page([0xa5; 4096]));
+            // SAFETY: the page is ours.
+            unsafe { Builder::new(page.0.as_mut_ptr(), 4096, PageNo(9), Epoch(3), 2, 1 << 62, 6) };
+            // SAFETY: as above.
+            let bucket = unsafe { Bucket::at(page.0.as_mut_ptr(), 4096) }.unwrap();
+            let mut model: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
+            for (op, key, len) in ops {
+                let key = key.to_le_bytes().to_vec();
+                let value = vec![key[0]; len];
+                let found = find(&bucket, &key);
+                prop_assert_eq!(found.as_ref().map(|f| &f.1), model.get(&key));
+                if op == 2 {
+                    if let Some((slot, _)) = found {
+                        let after = bucket.tag_after_delete(slot);
+                        bucket.tag(slot).store(after, Relaxed);
+                        if after == EMPTY {
+                            let head = bucket.head();
+                            head.occupied.store(head.occupied.load(Relaxed) - 1, Relaxed);
+                        }
+                        model.remove(&key);
+                    }
+                    continue;
+                }
+                let mut bytes = Vec::new();
+                record::encode_inline(&mut bytes, &key, &[&value]);
+                if bytes.len() > bucket.free_bytes() { break; }
+                let slot = match found {
+                    Some((slot, _)) => slot,
+                    None => match bucket.vacant_slot(hash_of(&key)) { Some(slot) => slot, None => break },
+                };
+                let at = bucket.write_record(&bytes);
+                bucket.offset(slot).store(at as u16, Release);
+                if bucket.tag(slot).load(Relaxed) & LIVE == 0 {
+                    if bucket.is_empty_slot(slot) {
+                        let head = bucket.head();
+                        head.occupied.store(head.occupied.load(Relaxed) + 1, Relaxed);
+                    }
+                    bucket.tag(slot).store(tag_of(hash_of(&key)), Release);
+                }
+                model.insert(key, value);
+                bucket.check_structure().unwrap();
+            }
+            let mut seen = 0;
+            bucket.for_each_live(|r| panic!("{r}"), |_, _| { seen += 1; Ok::<_, ()>(()) }).unwrap();
+            prop_assert_eq!(seen, model.len());
+        }
+    }
+
+    #[test]
+    fn slots_and_bytes_run_out_together() {
+        for size in [4096, 8192, 16384, 65536] {
+            for average in [2, 10, 40, 200, 1000] {
+                let groups = groups_for(size, 10, 10 * average);
+                let slots = groups * GROUP * 7 / 8;
+                let room = size - HEAD_BYTES - groups * GROUP * SLOT_BYTES;
+                let records = room / average;
+                assert!(
+                    slots + 16 >= records && slots <= records + 32,
+                    "{size} {average} {slots} {records}"
+                );
+            }
+        }
+    }
+}

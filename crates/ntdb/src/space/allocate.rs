@@ -1,0 +1,173 @@
+//! Taking pages, and growing the file.
+//!
+//! Pages freed last are re-used first, since they are still in the caches; then whatever the bits say is free; then the
+//! file grows. Growth is allocated by the file system before it is touched, so that a full disk is an error code and
+//! never a signal, and it becomes visible by the single store of `file_pages`: a writer that dies before leaves a longer
+//! file than that, which the next growth takes over.
+
+use std::sync::atomic::Ordering::*;
+
+use crate::core::Backing;
+use crate::error::{Error, Result};
+use crate::shm::layout::RECENT;
+use crate::storage::failpoint::{crash_point, fault};
+use crate::transaction::writer::Writer;
+use crate::types::{PageNo, Run};
+
+use super::{bits, retire};
+
+/// The file grows by an eighth of itself, but at least this many bytes (a small database stays small) ...
+const GROWTH_BYTES_MIN: u64 = 64 << 10;
+/// ... and at most this many, so that nobody waits long for one growth.
+const GROWTH_BYTES_MAX: u64 = 1 << 20;
+/// Replaced pages that must have gathered before it is worth looking whether they are free.
+const RECLAIM_BATCH: u64 = 32;
+
+/// Finds `pages` consecutive free pages and leaves them marked free; the caller notes them before it marks them used.
+pub fn find(writer: &mut Writer, pages: u32, may_reclaim: bool) -> Result<PageNo> {
+    if pages == 1
+        && let Some(page) = recent(writer)
+    {
+        return Ok(page);
+    }
+    if may_reclaim && retire::waiting(writer.core) >= RECLAIM_BATCH {
+        retire::reclaim(writer)?;
+        if pages == 1
+            && let Some(page) = recent(writer)
+        {
+            return Ok(page);
+        }
+    }
+    if let Some(page) = search(writer, pages) {
+        return Ok(page);
+    }
+    if may_reclaim {
+        let freed = retire::reclaim(writer)? + retire::scan_held(writer)?;
+        if freed >= pages as u64
+            && let Some(page) = search(writer, pages)
+        {
+            return Ok(page);
+        }
+    }
+    match grow(writer, pages) {
+        Ok(()) => {}
+        Err(error @ Error::Full { .. }) if may_reclaim => {
+            // The disk is full: whatever is reclaimable counts now.
+            retire::scan_held_now(writer)?;
+            return search(writer, pages).ok_or(error);
+        }
+        Err(error) => return Err(error),
+    }
+    search(writer, pages)
+        .ok_or_else(|| writer.core.corrupt_shm("no free page after the file has grown"))
+}
+
+/// The page freed last that is still free.
+fn recent(writer: &Writer) -> Option<PageNo> {
+    let space = &writer.core.control().space;
+    let file_pages = writer.core.control().readers.file_pages.load(Relaxed);
+    let mut len = (space.recent_len.load(Relaxed) as usize).min(RECENT);
+    while len > 0 {
+        len -= 1;
+        let page = PageNo(space.recent[len].load(Relaxed));
+        if page.0 < file_pages && may_use(writer, page) && !bits::is_used(writer.core, page) {
+            space.recent_len.store(len as u32, Relaxed);
+            return Some(page);
+        }
+    }
+    space.recent_len.store(0, Relaxed);
+    None
+}
+
+/// Remembers a freed page for re-use.
+pub fn remember(writer: &Writer, page: PageNo) {
+    let space = &writer.core.control().space;
+    let len = space.recent_len.load(Relaxed) as usize;
+    if len < RECENT {
+        space.recent[len].store(page.0, Relaxed);
+        space.recent_len.store(len as u32 + 1, Relaxed);
+    }
+}
+
+fn may_use(writer: &Writer, page: PageNo) -> bool {
+    page.0 >= writer.core.control().checkpoint.no_reuse_below.load(Relaxed)
+}
+
+/// Searches the bits from where the last search ended, once round.
+fn search(writer: &Writer, pages: u32) -> Option<PageNo> {
+    let control = writer.core.control();
+    if control.writer.free_pages.load(Relaxed) < pages as u64 {
+        return None;
+    }
+    let file_pages = control.readers.file_pages.load(Relaxed);
+    let lowest = control.checkpoint.no_reuse_below.load(Relaxed).min(file_pages);
+    let cursor = control.space.cursor.load(Relaxed).clamp(lowest, file_pages);
+    let found = bits::find_free_run(writer.core, cursor, file_pages, pages).or_else(|| {
+        let end = cursor.saturating_add(pages).min(file_pages);
+        bits::find_free_run(writer.core, lowest, end, pages)
+    });
+    match found {
+        Some(page) => control.space.cursor.store(page.0 + pages, Relaxed),
+        None if pages == 1 && lowest == 0 => control.writer.free_pages.store(0, Relaxed),
+        None => {}
+    }
+    found
+}
+
+/// Lets the file grow by at least `pages` pages.
+fn grow(writer: &mut Writer, pages: u32) -> Result<()> {
+    let core = writer.core;
+    let page_bytes = core.page_size as u64;
+    let present = core.control().readers.file_pages.load(Relaxed);
+    let eighth = (present as u64 * page_bytes / 8).clamp(GROWTH_BYTES_MIN, GROWTH_BYTES_MAX);
+    let generous = (eighth / page_bytes).max(pages as u64).max(1);
+    match grow_by(writer, present, generous) {
+        Err(Error::Full { .. }) if generous > pages as u64 => {
+            grow_by(writer, present, pages as u64)
+        }
+        result => result,
+    }
+}
+
+fn grow_by(writer: &mut Writer, present: u32, pages: u64) -> Result<()> {
+    let core = writer.core;
+    let full = |source| core.io("grow the data file", source);
+    let new = present as u64 + pages;
+    if new >= u32::MAX as u64 {
+        return Err(full(std::io::Error::from_raw_os_error(libc::EFBIG)));
+    }
+    let new = new as u32;
+    let control = core.control();
+    if let Some(error) = fault("allocate:shm") {
+        return Err(core.io("grow the shared state", error));
+    }
+    for table in [&control.used_bits, &control.verified_bits] {
+        core.shm
+            .grow(table, bits::table_bytes(new))
+            .map_err(|e| core.io("grow the shared state", e))?;
+    }
+    crash_point("space.grow.tables");
+    if core.backing == Backing::Shared {
+        let data = core.data.as_ref().expect("a shared database has a file");
+        let offset = present as u64 * core.page_size as u64;
+        data.allocate(offset, pages * core.page_size as u64).map_err(full)?;
+    }
+    core.secure_mapping(new)?;
+    crash_point("space.grow.allocated");
+    control.readers.file_pages.store(new, Release);
+    control.writer.free_pages.fetch_add(pages, Relaxed);
+    control.space.cursor.store(present, Relaxed);
+    crash_point("space.grow.published");
+    core.populate(PageNo(present), pages as u32);
+    Ok(())
+}
+
+/// Frees `run`: nothing can reach it any more.
+pub fn free(writer: &Writer, run: Run) -> Result<()> {
+    bits::set_free(writer.core, run)?;
+    writer.core.control().writer.free_pages.fetch_add(run.len as u64, Relaxed);
+    for page in (run.first.0..run.first.0.saturating_add(run.len)).take(16).rev() {
+        remember(writer, PageNo(page));
+    }
+    Ok(())
+}

@@ -1,0 +1,279 @@
+//! Replaced pages, from their replacement to their re-use.
+//!
+//! A step that replaces pages puts them at the end of the *fresh* queue, with the epoch in which they were made, the epoch in
+//! which they were replaced, and the reclaim era read after the replacement was visible. They wait there for pins:
+//! a run passes when every pin is newer than its era. Then it is free, or, if a checkpoint or snapshot has its
+//! epoch in [made, replaced), goes to the *held* list, which is filtered again when one of those has gone.
+//!
+//! Both moves are steps of their own with notes of their own ([`state::RECLAIM`], [`state::SCAN_HELD`]). Their operands are absolute and
+//! their decisions depend only on what the writer lock protects, so that repeating them after a death gives the same.
+//! Freed pages cannot be taken in between, since repair comes before anything else.
+
+use std::sync::atomic::{AtomicU64, Ordering::*, fence};
+
+use crate::core::Core;
+use crate::error::Result;
+use crate::shm::layout::phase;
+use crate::shm::note::state;
+use crate::shm::segment::SegmentTable;
+use crate::storage::failpoint::crash_point;
+use crate::transaction::writer::Writer;
+use crate::types::{Epoch, Era, PageNo, Run};
+
+use super::allocate;
+
+/// Bytes of an entry in the queue and the list.
+pub const ENTRY_BYTES: u64 = 32;
+/// Era advances after so many retirements: pins then hold back at most this many pages too long.
+const RETIREMENTS_PER_ERA: u32 = 16;
+
+/// A replaced run of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retired {
+    /// The pages.
+    pub run: Run,
+    /// Epoch in which they were made.
+    pub made: Epoch,
+    /// Epoch in which they were replaced.
+    pub replaced: Epoch,
+    /// Reclaim era of the replacement.
+    pub era: Era,
+}
+
+fn words<'a>(core: &'a Core, table: &SegmentTable, index: u64) -> Result<[&'a AtomicU64; 4]> {
+    let at = core
+        .shm
+        .element(table, index * ENTRY_BYTES)
+        .ok_or_else(|| core.corrupt_shm("a list of replaced pages is cut off"))?
+        .cast::<AtomicU64>();
+    // SAFETY: an entry does not straddle chunks, whose sizes are multiples of 32; atomics may be shared.
+    Ok(unsafe { [&*at, &*at.add(1), &*at.add(2), &*at.add(3)] })
+}
+
+/// Entry `index` of `table`.
+pub fn entry(core: &Core, table: &SegmentTable, index: u64) -> Result<Retired> {
+    let [run, made, replaced, era] = words(core, table, index)?;
+    let run = run.load(Relaxed);
+    Ok(Retired {
+        run: Run { first: PageNo(run as u32), len: (run >> 32) as u32 },
+        made: Epoch(made.load(Relaxed)),
+        replaced: Epoch(replaced.load(Relaxed)),
+        era: Era(era.load(Relaxed)),
+    })
+}
+
+/// Writes entry `index` of `table`.
+pub fn set_entry(core: &Core, table: &SegmentTable, index: u64, retired: &Retired) -> Result<()> {
+    let [run, made, replaced, era] = words(core, table, index)?;
+    run.store(retired.run.first.0 as u64 | (retired.run.len as u64) << 32, Relaxed);
+    made.store(retired.made.0, Relaxed);
+    replaced.store(retired.replaced.0, Relaxed);
+    era.store(retired.era.0, Relaxed);
+    Ok(())
+}
+
+/// Fills in what a replacement knows only once it is visible, and extends the queue to `after`.
+pub fn enqueue(core: &Core, before: u64, after: u64) -> Result<()> {
+    if after == before {
+        return Ok(());
+    }
+    let control = core.control();
+    // The pages are unlinked; a reader that pins from here on does not find them.
+    fence(SeqCst);
+    let era = control.pins.era.load(Relaxed).max(1);
+    let epoch = core.epoch();
+    for index in before..after {
+        let [_, _, replaced, in_era] = words(core, &control.fresh, index)?;
+        replaced.store(epoch.0, Relaxed);
+        in_era.store(era, Relaxed);
+    }
+    control.fresh.len.store(after, Release);
+    let count = control.space.retirements.load(Relaxed) + 1;
+    if count >= RETIREMENTS_PER_ERA {
+        control.space.retirements.store(0, Relaxed);
+        control.pins.era.store(era + 1, Release);
+    } else {
+        control.space.retirements.store(count, Relaxed);
+    }
+    Ok(())
+}
+
+/// Number of runs in the fresh queue.
+pub fn waiting(core: &Core) -> u64 {
+    let fresh = &core.control().fresh;
+    fresh.len.load(Relaxed).saturating_sub(fresh.head.load(Relaxed))
+}
+
+/// The epochs that hold replaced pages back.
+fn holds(core: &Core) -> Vec<u64> {
+    let checkpoint = &core.control().checkpoint;
+    let mut holds = vec![checkpoint.durable_epoch.load(Relaxed)];
+    if checkpoint.phase.load(Relaxed) != phase::IDLE {
+        holds.push(checkpoint.running_epoch.load(Relaxed));
+    }
+    holds.sort_unstable();
+    holds
+}
+
+fn is_held(core: &Core, holds: &[u64], retired: &Retired) -> bool {
+    let next = holds.partition_point(|&hold| hold < retired.made.0);
+    holds.get(next).is_some_and(|&hold| hold < retired.replaced.0)
+        || retired.run.first.0 < core.control().checkpoint.no_reuse_below.load(Relaxed)
+}
+
+/// Frees what no pin holds any more, or moves it to the held list. Returns the number of pages freed.
+pub fn reclaim(writer: &mut Writer) -> Result<u64> {
+    let core = writer.core;
+    let control = core.control();
+    let (head, len) = (control.fresh.head.load(Relaxed), control.fresh.len.load(Relaxed));
+    if head >= len {
+        return Ok(0);
+    }
+    let oldest = writer.oldest_pin();
+    let mut count = 0;
+    while head + count < len
+        && oldest.is_none_or(|pin| entry_era(core, head + count).is_some_and(|era| era < pin))
+    {
+        count += 1;
+    }
+    if count == 0 {
+        return Ok(0);
+    }
+    let held_len = control.held.len.load(Relaxed);
+    core.shm
+        .grow(&control.held, (held_len + count) * ENTRY_BYTES)
+        .map_err(|e| core.io("grow the shared state", e))?;
+    let note = &control.note;
+    for (operand, value) in note.operand.iter().zip([head, count, held_len, len]) {
+        operand.store(value, Relaxed);
+    }
+    let before = control.writer.free_pages.load(Relaxed);
+    crash_point("retire.reclaim.noted");
+    note.set_state(state::RECLAIM);
+    redo_reclaim(writer)?;
+    note.set_state(state::IDLE);
+    crash_point("retire.reclaim.done");
+    Ok(control.writer.free_pages.load(Relaxed).saturating_sub(before))
+}
+
+fn entry_era(core: &Core, index: u64) -> Option<Era> {
+    entry(core, &core.control().fresh, index).ok().map(|retired| retired.era)
+}
+
+/// Carries out a noted reclaim, once or again.
+pub fn redo_reclaim(writer: &Writer) -> Result<()> {
+    let core = writer.core;
+    let control = core.control();
+    let [head, count, held_len, len] =
+        std::array::from_fn(|i| control.note.operand[i].load(Relaxed));
+    let holds = holds(core);
+    let mut held_end = held_len;
+    for index in head..head.saturating_add(count) {
+        let retired = entry(core, &control.fresh, index)?;
+        if is_held(core, &holds, &retired) {
+            set_entry(core, &control.held, held_end, &retired)?;
+            held_end += 1;
+        } else {
+            allocate::free(writer, retired.run)?;
+        }
+        crash_point("retire.reclaim.entry");
+    }
+    control.held.len.store(held_end, Relaxed);
+    crash_point("retire.reclaim.held");
+    let (new_head, new_len) = if head + count >= len { (0, 0) } else { (head + count, len) };
+    // The length first: an empty queue must never seem to have entries before its head.
+    control.fresh.len.store(new_len, Relaxed);
+    crash_point("retire.reclaim.len");
+    control.fresh.head.store(new_head, Relaxed);
+    Ok(())
+}
+
+/// Moves the fresh queue to the front of its array, if that has become mostly consumed.
+pub fn compact_fresh(writer: &mut Writer) -> Result<()> {
+    let control = writer.core.control();
+    let (head, len) = (control.fresh.head.load(Relaxed), control.fresh.len.load(Relaxed));
+    // Source and destination must not overlap, so that the move may be repeated.
+    if head < 1024 || head < len - head {
+        return Ok(());
+    }
+    control.note.operand[0].store(head, Relaxed);
+    control.note.operand[1].store(len, Relaxed);
+    control.note.set_state(state::COMPACT_FRESH);
+    crash_point("retire.compact.noted");
+    redo_compact_fresh(writer)?;
+    control.note.set_state(state::IDLE);
+    Ok(())
+}
+
+/// Carries out a noted move, once or again.
+pub fn redo_compact_fresh(writer: &Writer) -> Result<()> {
+    let core = writer.core;
+    let fresh = &core.control().fresh;
+    let [head, len] = std::array::from_fn(|i| core.control().note.operand[i].load(Relaxed));
+    for index in head..len {
+        let retired = entry(core, fresh, index)?;
+        set_entry(core, fresh, index - head, &retired)?;
+    }
+    crash_point("retire.compact.copied");
+    fresh.len.store(len - head, Relaxed);
+    crash_point("retire.compact.len");
+    fresh.head.store(0, Relaxed);
+    Ok(())
+}
+
+/// Filters the held list, if a hold has gone since the last time and enough pages were taken meanwhile to pay for it.
+pub fn scan_held(writer: &mut Writer) -> Result<u64> {
+    let control = writer.core.control();
+    let space = &control.space;
+    let due = space.since_scan.load(Relaxed) as u64 >= control.held.len.load(Relaxed) / 16;
+    if !due || space.holds_version.load(Relaxed) == space.scanned_version.load(Relaxed) {
+        return Ok(0);
+    }
+    scan_held_now(writer)
+}
+
+/// Filters the held list. Returns the number of pages freed.
+pub fn scan_held_now(writer: &mut Writer) -> Result<u64> {
+    let control = writer.core.control();
+    let len = control.held.len.load(Relaxed);
+    let space = &control.space;
+    space.scanned_version.store(space.holds_version.load(Relaxed), Relaxed);
+    space.since_scan.store(0, Relaxed);
+    if len == 0 {
+        return Ok(0);
+    }
+    let before = control.writer.free_pages.load(Relaxed);
+    control.note.operand[0].store(0, Relaxed);
+    control.note.operand[1].store(len, Relaxed);
+    control.note.set_state(state::SCAN_HELD);
+    crash_point("retire.scan.noted");
+    redo_scan_held(writer)?;
+    control.note.set_state(state::IDLE);
+    Ok(control.writer.free_pages.load(Relaxed).saturating_sub(before))
+}
+
+/// Goes on with a noted filtering. Progress is one word: entries read in the upper half, entries kept in the lower.
+pub fn redo_scan_held(writer: &Writer) -> Result<()> {
+    let core = writer.core;
+    let control = core.control();
+    let progress = &control.note.operand[0];
+    let len = control.note.operand[1].load(Relaxed);
+    let holds = holds(core);
+    loop {
+        let (read, kept) = (progress.load(Relaxed) >> 32, progress.load(Relaxed) & 0xffff_ffff);
+        if read >= len {
+            control.held.len.store(kept, Relaxed);
+            return Ok(());
+        }
+        let retired = entry(core, &control.held, read)?;
+        let kept = if is_held(core, &holds, &retired) {
+            set_entry(core, &control.held, kept, &retired)?;
+            kept + 1
+        } else {
+            allocate::free(writer, retired.run)?;
+            kept
+        };
+        crash_point("retire.scan.entry");
+        progress.store((read + 1) << 32 | kept, Relaxed);
+    }
+}

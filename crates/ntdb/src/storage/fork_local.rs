@@ -1,0 +1,78 @@
+//! A mutex that a forked child finds free.
+//!
+//! A child inherits every mutex as it was at the fork, perhaps locked by a thread that it does not have. What lies behind
+//! these mutexes are caches that can be made anew: a child that finds another fork generation begins with an empty one and
+//! leaks its parent's.
+
+use std::sync::atomic::{AtomicPtr, Ordering::*};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::fork;
+
+struct Entry<T> {
+    generation: u64,
+    value: Mutex<T>,
+}
+
+/// See the module's description.
+pub struct ForkLocal<T> {
+    entry: AtomicPtr<Entry<T>>,
+}
+
+impl<T> std::fmt::Debug for ForkLocal<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ForkLocal")
+    }
+}
+
+impl<T: Default> Default for ForkLocal<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T: Default> ForkLocal<T> {
+    /// Begins with `value`, in this process.
+    pub fn new(value: T) -> ForkLocal<T> {
+        let entry = Entry { generation: fork::generation(), value: Mutex::new(value) };
+        ForkLocal { entry: AtomicPtr::new(Box::into_raw(Box::new(entry))) }
+    }
+
+    /// Locks the value of this process.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        let mut current = self.entry.load(Acquire);
+        // SAFETY: the pointer comes from a box that is freed only with `self`, or leaked.
+        if unsafe { &*current }.generation != fork::generation() {
+            let fresh = Box::into_raw(Box::new(Entry {
+                generation: fork::generation(),
+                value: Mutex::new(T::default()),
+            }));
+            match self.entry.compare_exchange(current, fresh, AcqRel, Acquire) {
+                Ok(_) => current = fresh,
+                Err(other) => {
+                    // SAFETY: nobody else has seen it.
+                    drop(unsafe { Box::from_raw(fresh) });
+                    current = other;
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { &*current }.value.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Drop for ForkLocal<T> {
+    fn drop(&mut self) {
+        // SAFETY: from a box; nobody uses `self` any more.
+        let entry = unsafe { Box::from_raw(*self.entry.get_mut()) };
+        if entry.generation != fork::generation() {
+            // Perhaps locked by a thread of the parent; its value belongs to the parent.
+            std::mem::forget(entry);
+        }
+    }
+}
+
+// SAFETY: as `Mutex<T>`, behind a pointer that is only replaced as a whole.
+unsafe impl<T: Send> Send for ForkLocal<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for ForkLocal<T> {}

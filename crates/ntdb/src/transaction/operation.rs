@@ -1,0 +1,487 @@
+//! Put, delete, append and clear, under the writer lock.
+//!
+//! Each first makes the bucket fit for its change by structure steps, looking for its way anew after each, and then does
+//! one data step. A condition that fails changes and logs nothing.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::index::build::Load;
+use crate::index::locate::{self, Path, Root};
+use crate::index::structure::{self, Progress};
+use crate::index::{lookup, walk};
+use crate::limits;
+use crate::log::record::Op;
+use crate::page::bucket::{Bucket, Builder, Found, groups_for};
+use crate::page::head::HEAD_BYTES;
+use crate::page::record::{self, EXTENT_BYTES, Extent, Form, Record};
+use crate::page::tags::{EMPTY, tag_of};
+use crate::storage::failpoint::crash_point;
+use crate::types::{Lsn, PageNo, Run};
+
+use super::record::LogRecord;
+use super::step::{IN_SHM, Step};
+use super::writer::Writer;
+
+/// When a put is to happen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Condition {
+    /// Always.
+    Any,
+    /// If the key is absent.
+    Absent,
+    /// If the key is present.
+    Present,
+}
+
+impl Condition {
+    /// Whether it holds.
+    pub fn holds(self, present: bool) -> bool {
+        match self {
+            Condition::Any => true,
+            Condition::Absent => !present,
+            Condition::Present => present,
+        }
+    }
+}
+
+/// Longest record that lies in a bucket page as a whole.
+pub fn inline_max(page_size: usize) -> usize {
+    (page_size - HEAD_BYTES) / 4
+}
+
+/// How a record is stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// Key and value in the page.
+    Inline,
+    /// Value in an extent.
+    LongValue,
+    /// Key and value in an extent.
+    LongKey,
+}
+
+/// How a record of these lengths is stored, and how many bytes of the page it takes.
+pub fn layout(page_size: usize, key_len: usize, value_len: u64) -> (Layout, usize) {
+    let most = inline_max(page_size);
+    if value_len < most as u64 {
+        let len = record::inline_len(key_len, value_len as usize);
+        if len <= most {
+            return (Layout::Inline, len);
+        }
+    }
+    let long_value = long_len(Layout::LongValue, key_len, value_len);
+    if long_value <= most {
+        (Layout::LongValue, long_value)
+    } else {
+        (Layout::LongKey, long_len(Layout::LongKey, key_len, value_len))
+    }
+}
+
+/// Bytes of the page that a record with an extent takes.
+fn long_len(layout: Layout, key_len: usize, value_len: u64) -> usize {
+    let lengths = record::varint_len((key_len as u64) << 2) + record::varint_len(value_len);
+    let key = if layout == Layout::LongKey { 8 } else { key_len };
+    lengths + key + EXTENT_BYTES
+}
+
+/// Checks lengths against the limits.
+pub fn check_lengths(core: &Core, key_len: usize, value_len: u64) -> Result<()> {
+    let too_long =
+        |what, len, limit| Err(Error::TooLong { path: core.path.clone(), what, len, limit });
+    if key_len as u64 > limits::MAX_KEY_BYTES {
+        return too_long("key", key_len as u64, limits::MAX_KEY_BYTES);
+    }
+    if value_len > limits::MAX_VALUE_BYTES {
+        return too_long("value", value_len, limits::MAX_VALUE_BYTES);
+    }
+    Ok(())
+}
+
+/// Pages of an extent for `bytes`.
+pub fn extent_pages(core: &Core, bytes: u64) -> Result<u32> {
+    u32::try_from(bytes.div_ceil(core.page_size as u64).max(1)).map_err(|_| Error::TooLong {
+        path: core.path.clone(),
+        what: "value",
+        len: bytes,
+        limit: limits::MAX_VALUE_BYTES,
+    })
+}
+
+/// Room for a value of `bytes` that has been appended to: half as much again.
+pub fn grown_room(bytes: u64) -> u64 {
+    bytes + bytes / 2
+}
+
+type Present<'a> = Option<(PageNo, Bucket<'a>, Found)>;
+
+/// Finds the key on the way to its bucket.
+fn look<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Result<(Path, Present<'a>)> {
+    let path = locate::path(core, lookup::current_root(core), hash)?;
+    let present = lookup::find_in_chain(core, path.bucket, hash, key)?;
+    Ok((path, present))
+}
+
+/// Makes the bucket fit for a record of `len` bytes; `false` if the way must be looked for anew.
+fn make_ready(
+    writer: &mut Writer,
+    path: &Path,
+    hash: u64,
+    present: &Present,
+    len: usize,
+) -> Result<bool> {
+    let core = writer.core;
+    if structure::own_bucket(writer, path)? == Progress::Stepped {
+        return Ok(false);
+    }
+    let bucket = match present {
+        Some((_, bucket, _)) => *bucket,
+        None => core.bucket(path.bucket)?,
+    };
+    let has_slot = present.is_some() || bucket.vacant_slot(hash).is_some();
+    if has_slot && bucket.free_bytes() >= len {
+        return Ok(true);
+    }
+    let extra = Load { records: present.is_none() as usize, bytes: len };
+    let in_chain = present
+        .as_ref()
+        .is_some_and(|(page, bucket, _)| *page != path.bucket || !bucket.head().next().is_none());
+    if in_chain {
+        structure::make_room_in_chain(writer, path, hash, extra)?;
+    } else {
+        structure::make_room(writer, path, hash, extra)?;
+    }
+    Ok(false)
+}
+
+/// Takes an extent of `pages` pages and fills it with `parts`.
+fn fill_extent(step: &mut Step, pages: u32, parts: &[&[u8]]) -> Result<Extent> {
+    let core = step.core();
+    let first = step.take(pages)?;
+    let mut at = core.run(first, pages)?;
+    let mut crc = 0;
+    for part in parts {
+        // SAFETY: the run holds all parts, as the caller computed, and only this step uses it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(part.as_ptr(), at, part.len());
+            at = at.add(part.len());
+        }
+        crc = crc32c::crc32c_append(crc, part);
+    }
+    crash_point("extent.filled");
+    Ok(Extent { first, pages, crc, epoch: core.epoch() })
+}
+
+/// Writes the encoded record into the bucket and carries the step out.
+fn publish(
+    mut step: Step,
+    path: &Path,
+    hash: u64,
+    present: &Present,
+    bytes: &[u8],
+    log: &mut LogRecord,
+) -> Result<Lsn> {
+    let core = step.core();
+    let mut count = core.control().writer.count.load(Relaxed);
+    let (page, bucket) = match present {
+        Some((page, bucket, _)) => (*page, *bucket),
+        None => (path.bucket, core.bucket(path.bucket)?),
+    };
+    let offset = bucket.write_record(bytes);
+    crash_point("slot.record.written");
+    let head = bucket.head();
+    match present {
+        Some((_, _, found)) => {
+            head.dead.store(head.dead.load(Relaxed) + found.record.len as u32, Relaxed);
+            step.store(core.place(page, bucket.offset_place(found.slot)), 2, 1, offset as u64);
+        }
+        None => {
+            let slot = bucket
+                .vacant_slot(hash)
+                .ok_or_else(|| core.corrupt(page, "a free slot has vanished"))?;
+            if bucket.is_empty_slot(slot) {
+                head.occupied.store(head.occupied.load(Relaxed) + 1, Relaxed);
+            }
+            step.store(core.place(page, bucket.offset_place(slot)), 2, 1, offset as u64);
+            step.store(core.place(page, bucket.tag_place(slot)), 1, 1, tag_of(hash) as u64);
+            count += 1;
+        }
+    }
+    step.data(log, count)
+}
+
+/// Gives up the extent of a record that is replaced.
+fn give_extent(step: &mut Step, record: &Record) -> Result<()> {
+    if let Some(extent) = record.extent() {
+        step.give(Run { first: extent.first, len: extent.pages }, extent.epoch)?;
+    }
+    Ok(())
+}
+
+/// Encodes a record whose extent is filled.
+fn encode_long(
+    out: &mut Vec<u8>,
+    layout: Layout,
+    key: &[u8],
+    hash: u64,
+    value_len: u64,
+    extent: &Extent,
+) {
+    match layout {
+        Layout::LongKey => {
+            record::encode_long_key(out, key.len() as u64, hash, value_len, extent);
+        }
+        _ => record::encode_long_value(out, key, value_len, extent),
+    }
+}
+
+/// Stores `value` under `key` if the condition holds; `None` if it does not. `log` is the encoded operation.
+pub fn put(
+    writer: &mut Writer,
+    hash: u64,
+    key: &[u8],
+    value: &[u8],
+    condition: Condition,
+    log: &mut LogRecord,
+    scratch: &mut Vec<u8>,
+) -> Result<Option<Lsn>> {
+    let core = writer.core;
+    let (layout, len) = layout(core.page_size, key.len(), value.len() as u64);
+    loop {
+        let (path, present) = look(core, hash, key)?;
+        if !condition.holds(present.is_some()) {
+            return Ok(None);
+        }
+        if !make_ready(writer, &path, hash, &present, len)? {
+            continue;
+        }
+        scratch.clear();
+        let mut step = Step::begin(writer);
+        if layout == Layout::Inline {
+            record::encode_inline(scratch, key, &[value]);
+        } else {
+            let in_extent: &[&[u8]] =
+                if layout == Layout::LongKey { &[key, value] } else { &[value] };
+            let bytes = in_extent.iter().map(|part| part.len() as u64).sum();
+            let pages = extent_pages(core, bytes)?;
+            let extent = fill_extent(&mut step, pages, in_extent)?;
+            encode_long(scratch, layout, key, hash, value.len() as u64, &extent);
+        }
+        if let Some((_, _, found)) = &present {
+            give_extent(&mut step, &found.record)?;
+        }
+        return publish(step, &path, hash, &present, scratch, log).map(Some);
+    }
+}
+
+/// Stores a value that lies in an extent already (see `large`); `also` adds stores to the step.
+#[allow(clippy::too_many_arguments)]
+pub fn put_extent(
+    writer: &mut Writer,
+    hash: u64,
+    key: &[u8],
+    value_len: u64,
+    layout: Layout,
+    extent: &Extent,
+    condition: Condition,
+    log: &mut LogRecord,
+    mut also: impl FnMut(&mut Step),
+) -> Result<Option<Lsn>> {
+    let core = writer.core;
+    let len = long_len(layout, key.len(), value_len);
+    let mut scratch = Vec::new();
+    loop {
+        let (path, present) = look(core, hash, key)?;
+        if !condition.holds(present.is_some()) {
+            return Ok(None);
+        }
+        if !make_ready(writer, &path, hash, &present, len)? {
+            continue;
+        }
+        scratch.clear();
+        encode_long(&mut scratch, layout, key, hash, value_len, extent);
+        let mut step = Step::begin(writer);
+        if let Some((_, _, found)) = &present
+            && found.record.extent().is_none_or(|old| old.first != extent.first)
+        {
+            give_extent(&mut step, &found.record)?;
+        }
+        also(&mut step);
+        return publish(step, &path, hash, &present, &scratch, log).map(Some);
+    }
+}
+
+/// Deletes `key`; `None` if it is absent. `log` is the encoded operation.
+pub fn delete(
+    writer: &mut Writer,
+    hash: u64,
+    key: &[u8],
+    log: &mut LogRecord,
+) -> Result<Option<Lsn>> {
+    let core = writer.core;
+    loop {
+        let (path, present) = look(core, hash, key)?;
+        let Some((page, bucket, found)) = present else { return Ok(None) };
+        if structure::own_bucket(writer, &path)? == Progress::Stepped {
+            continue;
+        }
+        let mut step = Step::begin(writer);
+        give_extent(&mut step, &found.record)?;
+        let after = bucket.tag_after_delete(found.slot);
+        let head = bucket.head();
+        head.dead.store(head.dead.load(Relaxed) + found.record.len as u32, Relaxed);
+        if after == EMPTY {
+            head.occupied.store(head.occupied.load(Relaxed).saturating_sub(1), Relaxed);
+        }
+        step.store(core.place(page, bucket.tag_place(found.slot)), 1, 1, after as u64);
+        let count = core.control().writer.count.load(Relaxed).saturating_sub(1);
+        return step.data(log, count).map(Some);
+    }
+}
+
+/// What an append found and did.
+#[derive(Clone, Copy, Debug)]
+pub struct Appended {
+    /// End of its log record.
+    pub lsn: Lsn,
+    /// Length of the value afterwards.
+    pub len: u64,
+}
+
+/// Adds `bytes` to the value of `key`, absent or not. With `expected`, only if the value has this length.
+pub fn append(
+    writer: &mut Writer,
+    hash: u64,
+    key: &[u8],
+    bytes: &[u8],
+    expected: Option<u64>,
+    log: &mut LogRecord,
+    scratch: &mut Vec<u8>,
+) -> Result<Appended> {
+    let core = writer.core;
+    loop {
+        let (path, present) = look(core, hash, key)?;
+        let old = present.as_ref().map(|(_, _, found)| found.record);
+        let before = old.map_or(0, |record| record.value_len);
+        if expected.is_some_and(|expected| expected != before) {
+            return Err(core.corrupt(
+                path.bucket,
+                format!("an append in the log expects {expected:?} bytes, the value has {before}"),
+            ));
+        }
+        let total = before + bytes.len() as u64;
+        check_lengths(core, key.len(), total)?;
+        let (layout, len) = match &old {
+            // A value that has an extent keeps it.
+            Some(record) if record.extent().is_some() => {
+                let layout = layout_of(record);
+                (layout, long_len(layout, key.len(), total))
+            }
+            _ => self::layout(core.page_size, key.len(), total),
+        };
+        if !make_ready(writer, &path, hash, &present, len)? {
+            continue;
+        }
+        log.encode(&Op::Append { key, length_before: before, bytes });
+        scratch.clear();
+        let mut step = Step::begin(writer);
+        match (layout, &old) {
+            (Layout::Inline, Some(record)) => {
+                record::encode_inline(scratch, key, &[core.value_of(record)?, bytes]);
+            }
+            (Layout::Inline, None) => record::encode_inline(scratch, key, &[bytes]),
+            (_, old) => {
+                let extent = extend(&mut step, layout, old.as_ref(), key, bytes)?;
+                encode_long(scratch, layout, key, hash, total, &extent);
+            }
+        }
+        let lsn = publish(step, &path, hash, &present, scratch, log)?;
+        return Ok(Appended { lsn, len: total });
+    }
+}
+
+/// An extent that holds the old value and `bytes`: the old one if there is room behind its published bytes, else a new one
+/// with room to grow.
+fn extend(
+    step: &mut Step,
+    layout: Layout,
+    old: Option<&Record>,
+    key: &[u8],
+    bytes: &[u8],
+) -> Result<Extent> {
+    let core = step.core();
+    if let Some((record, extent)) = old.and_then(|r| r.extent().map(|extent| (r, extent))) {
+        let used = record.extent_bytes();
+        // Verified before it grows, so that its checksum can be carried on.
+        core.extent(&extent, used)?;
+        if used + bytes.len() as u64 <= extent.pages as u64 * core.page_size as u64 {
+            let at = core.run(extent.first, extent.pages)?;
+            // SAFETY: within the extent, behind the published bytes: readers of the published length do not look there, and the writer
+            // lock keeps other writers away.
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.add(used as usize), bytes.len());
+            }
+            crash_point("extent.appended");
+            return Ok(Extent { crc: crc32c::crc32c_append(extent.crc, bytes), ..extent });
+        }
+    }
+    let value = match old {
+        Some(record) => core.value_of(record)?,
+        None => &[],
+    };
+    let key_part = if layout == Layout::LongKey { key } else { &[] };
+    let len = (key_part.len() + value.len() + bytes.len()) as u64;
+    // A value that appears all at once gets what it needs, one that grows gets room to grow.
+    let room = if old.is_some() { grown_room(len) } else { len };
+    let extent = fill_extent(step, extent_pages(core, room)?, &[key_part, value, bytes])?;
+    if let Some(record) = old {
+        give_extent(step, record)?;
+    }
+    Ok(extent)
+}
+
+/// A new, empty bucket.
+pub fn empty_bucket(step: &mut Step) -> Result<PageNo> {
+    let core = step.core();
+    let number = step.take(1)?;
+    let groups = groups_for(core.page_size, 0, 0);
+    let page = core.page(number)?;
+    // SAFETY: taken by this step: nobody else uses it; mapped and aligned to its size.
+    unsafe { Builder::new(page, core.page_size, number, core.epoch(), 0, 0, groups) };
+    Ok(number)
+}
+
+/// Deletes everything, by putting an empty tree in place of the present one.
+pub fn clear(writer: &mut Writer, log: &mut LogRecord) -> Result<Lsn> {
+    let core = writer.core;
+    let root = lookup::current_root(core);
+    let mut step = Step::begin(writer);
+    let bucket = empty_bucket(&mut step)?;
+    walk::for_each_run(core, root, &mut |item| step.give(item.run, item.made))?;
+    let place = core.shm.offset_of(&core.control().readers.root) | IN_SHM;
+    step.store(place, 8, 1, Root { page: bucket, depth: None }.to_word());
+    crash_point("clear.prepared");
+    step.data(log, 0)
+}
+
+/// Whether the record of `key` is present, and how long its value is.
+pub fn length_of(core: &Core, hash: u64, key: &[u8]) -> Result<Option<u64>> {
+    let (_, present) = look(core, hash, key)?;
+    Ok(present.map(|(_, _, found)| found.record.value_len))
+}
+
+/// The record of `key`.
+pub fn record_of(core: &Core, hash: u64, key: &[u8]) -> Result<Option<Record>> {
+    let (_, present) = look(core, hash, key)?;
+    Ok(present.map(|(_, _, found)| found.record))
+}
+
+/// The layout of an existing record.
+pub fn layout_of(record: &Record) -> Layout {
+    match record.form {
+        Form::Inline => Layout::Inline,
+        Form::LongValue(_) => Layout::LongValue,
+        Form::LongKey { .. } => Layout::LongKey,
+    }
+}

@@ -1,0 +1,267 @@
+//! One atomic change of the shared structures, which survives the death of its maker.
+//!
+//! A step takes pages, fills them where nobody can see them, gives up others, and becomes visible by a few stores. The
+//! order of its words, and what a death between any two leaves, is told in [`crate::shm::note`].
+
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
+
+use crate::core::Core;
+use crate::error::Result;
+use crate::shm::note::{MAX_STORES, NO_LSN, state};
+use crate::space::{allocate, bits, retire};
+use crate::storage::failpoint::crash_point;
+use crate::types::{Epoch, Lsn, PageNo, Run};
+
+use super::record::LogRecord;
+use super::writer::Writer;
+
+/// Marks a place in the shared-memory file, as opposed to the data file.
+pub const IN_SHM: u64 = 1 << 63;
+
+/// A step being prepared. Dropped before it is finished, it leaves nothing behind.
+#[derive(Debug)]
+pub struct Step<'w, 'a> {
+    writer: &'w mut Writer<'a>,
+    stores: usize,
+    given: u64,
+    has_taken: bool,
+}
+
+impl<'w, 'a> Step<'w, 'a> {
+    /// Begins a step.
+    #[inline]
+    pub fn begin(writer: &'w mut Writer<'a>) -> Step<'w, 'a> {
+        Step { writer, stores: 0, given: 0, has_taken: false }
+    }
+
+    /// What the step works on.
+    #[inline]
+    pub fn core(&self) -> &'a Core {
+        self.writer.core
+    }
+
+    /// Takes `pages` consecutive pages. Their contents are arbitrary and nobody else can see them.
+    pub fn take(&mut self, pages: u32) -> Result<PageNo> {
+        let core = self.writer.core;
+        let control = core.control();
+        let may_reclaim = self.given == 0;
+        let first = allocate::find(self.writer, pages, may_reclaim)?;
+        let run = Run { first, len: pages };
+        let index = control.taken.len.load(Relaxed);
+        core.shm
+            .grow(&control.taken, (index + 1) * 8)
+            .map_err(|e| core.io("grow the shared state", e))?;
+        list_set(core, &control.taken, index, run)?;
+        control.taken.len.store(index + 1, Release);
+        self.has_taken = true;
+        crash_point("step.take.listed");
+        bits::set_used(core, run)?;
+        let free = &control.writer.free_pages;
+        free.store(free.load(Relaxed).saturating_sub(pages as u64), Relaxed);
+        control.space.since_scan.fetch_add(pages, Relaxed);
+        crash_point("step.take.marked");
+        Ok(first)
+    }
+
+    /// Gives up pages that the step replaces, which were made in epoch `made`.
+    pub fn give(&mut self, run: Run, made: Epoch) -> Result<()> {
+        let core = self.writer.core;
+        let fresh = &core.control().fresh;
+        if self.given == 0 && !self.has_taken {
+            retire::compact_fresh(self.writer)?;
+        }
+        let index = fresh.len.load(Relaxed) + self.given;
+        core.shm
+            .grow(fresh, (index + 1) * retire::ENTRY_BYTES)
+            .map_err(|e| core.io("grow the shared state", e))?;
+        let retired = retire::Retired { run, made, replaced: Epoch(0), era: Default::default() };
+        retire::set_entry(core, fresh, index, &retired)?;
+        self.given += 1;
+        Ok(())
+    }
+
+    /// On finishing, stores `value` into `repeat` consecutive words of `width` bytes from `place` on.
+    #[inline]
+    pub fn store(&mut self, place: u64, width: u32, repeat: u32, value: u64) {
+        assert!(self.stores < MAX_STORES);
+        let store = &self.writer.core.control().note.stores[self.stores];
+        store.place.store(place, Relaxed);
+        store.value.store(value, Relaxed);
+        store.repeat.store(repeat, Relaxed);
+        store.width.store(width, Relaxed);
+        self.stores += 1;
+    }
+
+    /// As [`Step::store`], for a word of the shared state.
+    pub fn store_shared(&mut self, word: &AtomicU64, value: u64) {
+        let place = self.core().shm.offset_of(word) | IN_SHM;
+        self.store(place, 8, 1, value);
+    }
+
+    /// Finishes a step that changes nothing a user can see.
+    pub fn structure(self) -> Result<()> {
+        let count = self.core().control().writer.count.load(Relaxed);
+        self.arm(NO_LSN, NO_LSN, count);
+        crash_point("structure.armed");
+        self.finish()
+    }
+
+    /// Finishes a step that carries out `record`; afterwards there are `count` records. Returns the end of the log
+    /// record. The caller has made sure that the ring has room for it.
+    #[inline]
+    pub fn data(self, record: &mut LogRecord, count: u64) -> Result<Lsn> {
+        let core = self.writer.core;
+        let words = &core.control().writer;
+        let lsn = words.tail.load(Relaxed);
+        let end = lsn + record.len() as u64;
+        self.arm(lsn, end, count);
+        crash_point("data.armed");
+        if core.is_logged() {
+            record.seal(words.salt.load(Relaxed), Lsn(lsn));
+            core.shm.ring_write(lsn, record.bytes());
+        }
+        crash_point("data.copied");
+        words.tail.store(end, Release);
+        crash_point("data.appended");
+        self.finish()?;
+        Ok(Lsn(end))
+    }
+
+    #[inline]
+    fn arm(&self, lsn: u64, end: u64, count: u64) {
+        let control = self.writer.core.control();
+        let note = &control.note;
+        note.stores_len.store(self.stores as u32, Relaxed);
+        note.lsn.store(lsn, Relaxed);
+        note.lsn_end.store(end, Relaxed);
+        note.count_after.store(count, Relaxed);
+        let fresh = control.fresh.len.load(Relaxed);
+        note.fresh_before.store(fresh, Relaxed);
+        note.fresh_after.store(fresh + self.given, Relaxed);
+        note.set_state(state::ARMED);
+    }
+
+    #[inline]
+    fn finish(mut self) -> Result<()> {
+        let core = self.writer.core;
+        apply(core)?;
+        let control = core.control();
+        if self.has_taken {
+            control.taken.len.store(0, Release);
+            self.has_taken = false;
+        }
+        crash_point("step.applied");
+        control.note.set_state(state::IDLE);
+        crash_point("step.disarmed");
+        Ok(())
+    }
+}
+
+impl Drop for Step<'_, '_> {
+    fn drop(&mut self) {
+        if self.has_taken && self.writer.core.control().note.state() == state::IDLE {
+            // A failure leaves the list, and the next holder of the lock finds it.
+            let _ = undo_taken(self.writer);
+        }
+    }
+}
+
+/// Element `index` of a list of runs.
+pub fn list_get(core: &Core, table: &crate::shm::segment::SegmentTable, index: u64) -> Result<Run> {
+    let word = core
+        .shm
+        .word(table, index * 8)
+        .ok_or_else(|| core.corrupt_shm("a list of pages is cut off"))?
+        .load(Relaxed);
+    Ok(Run { first: PageNo(word as u32), len: (word >> 32) as u32 })
+}
+
+/// Sets element `index` of a list of runs, which must be large enough.
+pub fn list_set(
+    core: &Core,
+    table: &crate::shm::segment::SegmentTable,
+    index: u64,
+    run: Run,
+) -> Result<()> {
+    core.shm
+        .word(table, index * 8)
+        .ok_or_else(|| core.corrupt_shm("a list of pages is cut off"))?
+        .store(run.first.0 as u64 | (run.len as u64) << 32, Relaxed);
+    Ok(())
+}
+
+/// Marks the pages of an unfinished step free again.
+pub fn undo_taken(writer: &mut Writer) -> Result<()> {
+    let core = writer.core;
+    let taken = &core.control().taken;
+    for index in 0..taken.len.load(Acquire) {
+        let run = list_get(core, taken, index)?;
+        allocate::free(writer, run)?;
+        crash_point("repair.undo.page");
+    }
+    taken.len.store(0, Release);
+    Ok(())
+}
+
+/// Carries out the armed note, once or again.
+#[inline]
+pub fn apply(core: &Core) -> Result<()> {
+    let control = core.control();
+    let note = &control.note;
+    let stores = (note.stores_len.load(Relaxed) as usize).min(MAX_STORES);
+    for store in &note.stores[..stores] {
+        carry_out(
+            core,
+            store.place.load(Relaxed),
+            store.width.load(Relaxed),
+            store.repeat.load(Relaxed),
+            store.value.load(Relaxed),
+        )?;
+        crash_point("step.store");
+    }
+    let (before, after) = (note.fresh_before.load(Relaxed), note.fresh_after.load(Relaxed));
+    if after != before {
+        retire::enqueue(core, before, after)?;
+        crash_point("step.retired");
+    }
+    control.writer.count.store(note.count_after.load(Relaxed), Relaxed);
+    let end = note.lsn_end.load(Relaxed);
+    if end != NO_LSN {
+        control.writer.applied.store(end, Release);
+    }
+    Ok(())
+}
+
+/// One store of a note.
+#[inline]
+fn carry_out(core: &Core, place: u64, width: u32, repeat: u32, value: u64) -> Result<()> {
+    let bytes = width as u64 * repeat as u64;
+    let at = if place & IN_SHM != 0 {
+        core.shm.place(place & !IN_SHM, bytes)
+    } else {
+        Some(core.data_place(place, bytes)?)
+    };
+    let Some(at) = at else {
+        return Err(core.corrupt_shm("a noted store lies outside the shared state"));
+    };
+    if at as usize % width.max(1) as usize != 0 {
+        return Err(core.corrupt_shm("a noted store is misaligned"));
+    }
+    for index in 0..repeat as usize {
+        // SAFETY: within the mapping and aligned, as checked above; the words are atomics to everybody. The root word may be among
+        // them, which is why each store is a Release: what it makes visible was written before.
+        unsafe {
+            match width {
+                1 => (*at.cast::<AtomicU8>().add(index)).store(value as u8, Release),
+                2 => (*at.cast::<AtomicU16>().add(index)).store((value as u16).to_le(), Release),
+                4 => (*at.cast::<AtomicU32>().add(index)).store((value as u32).to_le(), Release),
+                8 => (*at.cast::<AtomicU64>().add(index)).store(value.to_le(), Release),
+                _ => return Err(core.corrupt_shm("a noted store has an impossible width")),
+            }
+        }
+        if repeat > 1 {
+            crash_point("step.store.word");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! The writer lock.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use crate::core::Core;
+use crate::error::Result;
+use crate::shm::lock::Acquired;
+use crate::shm::note::state;
+use crate::storage::failpoint::crash_point;
+use crate::types::Era;
+
+use super::repair;
+
+/// Proof that the caller holds the writer lock and that the shared state is whole. Released on drop.
+#[derive(Debug)]
+pub struct Writer<'a> {
+    /// What it protects.
+    pub core: &'a Core,
+}
+
+impl<'a> Writer<'a> {
+    /// Takes the lock; if its last holder died in the middle of a step, that step is completed or dropped first.
+    #[inline]
+    pub fn lock(core: &'a Core, deadline: Option<Instant>) -> Result<Writer<'a>> {
+        let control = core.control();
+        let me = core.slot();
+        if !control.writer_lock.try_acquire(me) {
+            Self::wait(core, deadline)?;
+        }
+        crash_point("writer.locked");
+        let mut writer = Writer { core };
+        // Not only after a death: a holder that met a damaged page may have left its note.
+        if control.note.state() != state::IDLE || control.taken.len.load(Relaxed) != 0 {
+            repair::repair(&mut writer)?;
+        }
+        Ok(writer)
+    }
+
+    #[cold]
+    fn wait(core: &Core, deadline: Option<Instant>) -> Result<()> {
+        let begin = Instant::now();
+        let lock = &core.control().writer_lock;
+        match lock.acquire(core.slot(), deadline, &|slot| core.is_alive(slot)) {
+            Ok(Acquired::Clean) => Ok(()),
+            Ok(Acquired::OwnerDied(slot)) => {
+                core.suspect(slot);
+                Ok(())
+            }
+            Err(timed_out) => Err(core.locked("the writer lock", timed_out.owner, begin.elapsed())),
+        }
+    }
+
+    /// The oldest era that anybody living has pinned.
+    pub fn oldest_pin(&self) -> Option<Era> {
+        let core = self.core;
+        loop {
+            let oldest = core.pins.min_pinned()?;
+            let behind = core.pins.era().0.saturating_sub(oldest.era.0);
+            if behind < 3 || core.is_alive(oldest.process) {
+                return Some(oldest.era);
+            }
+            // Its other remains are repaired later, outside the lock.
+            core.suspect(oldest.process);
+            if core.pins.release_process(oldest.process) == 0 {
+                return Some(oldest.era);
+            }
+        }
+    }
+}
+
+impl Drop for Writer<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        crash_point("writer.unlock");
+        self.core.control().writer_lock.release(self.core.slot());
+    }
+}
