@@ -275,6 +275,7 @@ fn are_all_reached() {
                 let attached = survivor.then(|| scene.attach());
                 scene.die("script", point, n / 2 + 1);
                 let place = scene.board.mark(BEGUN).load(Ordering::SeqCst) + 1;
+                println!("{} (survivor: {survivor})", scene.name);
                 scene.worker("script-resume").arg("to", place).run();
                 drop(attached);
                 add(scene.hits());

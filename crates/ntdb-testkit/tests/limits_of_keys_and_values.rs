@@ -107,17 +107,26 @@ fn a_value_of_100_mb() {
 }
 
 #[test]
-fn a_key_of_10_mb() {
-    let db = Db::in_memory().expect("in memory");
-    let long = Rng::new(2).bytes(10_000_000);
-    db.put(&long, b"value").expect("put");
-    assert_eq!(db.get(&long).expect("get"), Some(b"value".to_vec()));
-    let mut other = long.clone();
-    other[9_999_999] ^= 1;
-    assert_eq!(db.get(&other).expect("get"), None);
-    assert_eq!(db.iter().next().expect("a record").expect("iterate").0, long);
-    assert!(db.delete(&long).expect("delete"));
-    lab::demand_clean(&db, "after the long key");
+fn a_key_of_the_greatest_length() {
+    for page_size in [4096, 65536] {
+        let db = Options::new().page_size(page_size).open_in_memory().expect("in memory");
+        let limit = match db.put(&vec![0; 1 << 30], b"") {
+            Err(Error::TooLong { limit, .. }) => limit as usize,
+            other => panic!("{other:?}"),
+        };
+        assert!(limit >= 64 << 10, "keys of {limit} bytes only");
+        let long = Rng::new(2).bytes(limit);
+        db.put(&long, &[3; 70_000]).expect("put");
+        assert_eq!(db.get(&long).expect("get"), Some(vec![3; 70_000]));
+        let mut other = long.clone();
+        other[limit - 1] ^= 1;
+        assert_eq!(db.get(&other).expect("get"), None);
+        assert_eq!(db.append(&long, b"more").expect("append"), 70_004);
+        assert_eq!(db.iter().next().expect("a record").expect("iterate").0, long);
+        lab::demand_clean(&db, "with the long key");
+        assert!(db.delete(&long).expect("delete"));
+        lab::demand_clean(&db, "after the long key");
+    }
 }
 
 #[test]

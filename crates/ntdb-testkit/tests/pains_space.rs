@@ -33,15 +33,23 @@ fn many_updates_of_few_records_fill_the_disk() {
         }
         db.checkpoint().expect("checkpoint");
         let fresh = db.stat().expect("stat").file_bytes;
-        for n in 0..updates {
+        // Copy-on-write keeps the durable checkpoint, the running one, and the present: three
+        // times the data, once. After that nothing grows any more.
+        let half = updates / 2;
+        for n in 0..half {
+            load(&db, n.wrapping_mul(7_919));
+        }
+        let middle = db.stat().expect("stat").file_bytes;
+        for n in half..updates {
             load(&db, n.wrapping_mul(7_919));
         }
         let now = db.stat().expect("stat").file_bytes;
-        println!("{durability:?}: {fresh} bytes fresh, {now} after {updates} updates");
-        assert!(now <= fresh * 2 + (1 << 20), "{durability:?}: from {fresh} to {now} bytes");
+        println!("{durability:?}: {fresh} bytes fresh, {middle} and {now} after {updates} updates");
+        assert!(now <= fresh * 5, "{durability:?}: from {fresh} to {now} bytes");
+        assert!(now <= middle * 3 / 2, "{durability:?}: from {middle} to {now} bytes");
         lab::demand_clean(&db, "at the end");
         db.close().expect("close");
-        assert!(folder_bytes(dir.path()) <= fresh * 2 + (1 << 20));
+        assert!(folder_bytes(dir.path()) <= fresh * 5);
     }
 }
 
@@ -85,7 +93,9 @@ fn deleting_everything_frees_nothing() {
         db.checkpoint().expect("checkpoint");
         db.checkpoint().expect("checkpoint");
         let stat = db.stat().expect("stat");
-        assert!(stat.free_bytes > full / 2, "stat shows {} of {full} bytes free", stat.free_bytes);
+        // Retired pages are taken up again by whoever needs some next.
+        let usable = stat.free_bytes + stat.retired_bytes;
+        assert!(usable > full / 2, "stat shows {usable} of {full} bytes as free or retired");
         load(round);
         let bytes = db.stat().expect("stat").file_bytes;
         assert!(bytes <= full * 2, "round {round}: {bytes} bytes, at first {full}");
@@ -186,5 +196,9 @@ fn nobody_knows_when_deleted_space_comes_back() {
         after.retired_bytes
     );
     assert!(waiting.free_bytes + waiting.retired_bytes >= before.free_bytes);
-    assert!(after.free_bytes > 4 << 20, "{} bytes are free", after.free_bytes);
+    assert!(after.free_bytes + after.retired_bytes > 4 << 20, "{after:?}");
+    db.close().expect("close");
+    let rest = Db::open(&path).expect("open").stat().expect("stat");
+    println!("after a close: free {}, file {}", rest.free_bytes, rest.file_bytes);
+    assert!(rest.free_bytes > 4 << 20 || rest.file_bytes < 2 << 20, "{rest:?}");
 }

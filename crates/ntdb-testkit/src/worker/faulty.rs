@@ -122,7 +122,10 @@ fn attempt(
                 *failures += 1;
                 let found = Digest::of(db).map_err(|e| format!("read after {n} failed: {e}"))?;
                 if found != script.digests[n] {
-                    return Err(format!("operation {n} failed ({e}), yet it changed something"));
+                    return Err(format!(
+                        "operation {n}, {}, failed ({e}), yet it changed something",
+                        scripted::name(op)
+                    ));
                 }
                 scripted::check(db, &format!("after operation {n} failed"))?;
             }
@@ -130,7 +133,7 @@ fn attempt(
                 *failures += 1;
                 // Reads go on; nothing is promised any more.
                 Digest::of(db).map_err(|e| format!("read after {n} failed: {e}"))?;
-                if matches!(db.sync(), Ok(())) && op.promises_durability() {
+                if matches!(e, Error::Poisoned { .. }) && db.sync().is_ok() {
                     return Err(format!("operation {n} failed ({e}), then a sync succeeded"));
                 }
                 return Ok(Err(format!("failed at {n}: {e}")));

@@ -140,7 +140,8 @@ fn follow(
     Ok(format!("followed to {to}"))
 }
 
-fn name(op: &Op) -> String {
+/// The kind of an operation.
+pub fn name(op: &Op) -> String {
     let text = format!("{op:?}");
     text.split(['(', ' ']).next().unwrap_or_default().to_string()
 }
