@@ -26,7 +26,7 @@ use crate::shm::process::Session;
 use crate::storage::file::File;
 use crate::storage::fork_local::ForkLocal;
 use crate::storage::mapping::{self, Access, Mapping};
-use crate::types::{Epoch, PageNo, SlotId};
+use crate::types::{Epoch, PageNo, Run, SlotId};
 
 /// How the data is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,6 +65,8 @@ pub struct Core {
     session: AtomicPtr<Session>,
     replaying: AtomicBool,
     suspects: ForkLocal<Vec<SlotId>>,
+    /// Goes with the repair byte, whose lock does not exclude the threads of one process.
+    pub repairing: ForkLocal<()>,
     has_suspects: AtomicBool,
     base: AtomicPtr<u8>,
     known_pages: AtomicU32,
@@ -108,6 +110,7 @@ impl Core {
             session: AtomicPtr::new(std::ptr::null_mut()),
             replaying: AtomicBool::new(false),
             suspects: ForkLocal::default(),
+            repairing: ForkLocal::default(),
             has_suspects: AtomicBool::new(false),
             base: AtomicPtr::new(mapping.base()),
             known_pages: AtomicU32::new(0),
@@ -199,6 +202,11 @@ impl Core {
         self.backing == Backing::Shared && !self.replaying.load(Relaxed)
     }
 
+    /// Whether operations come from the log itself.
+    pub fn is_replaying(&self) -> bool {
+        self.replaying.load(Relaxed)
+    }
+
     /// Says whether operations come from the log itself, and are not to be logged again.
     pub fn set_replaying(&self, yes: bool) {
         self.replaying.store(yes, Relaxed);
@@ -257,6 +265,16 @@ impl Core {
             self.learn_growth(first, pages.max(1))?;
         }
         self.page(first)
+    }
+
+    /// Checks that a run of pages lies within the file.
+    #[inline]
+    pub fn check_run(&self, run: Run) -> Result<()> {
+        let end = run.first.0 as u64 + run.len as u64;
+        if end > self.known_pages.load(Acquire) as u64 {
+            self.learn_growth(run.first, run.len)?;
+        }
+        Ok(())
     }
 
     #[cold]

@@ -31,6 +31,9 @@ mod checkpoint;
 mod core;
 mod environment;
 mod error;
+#[cfg(feature = "failpoints")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hash;
 mod index;
 mod le;

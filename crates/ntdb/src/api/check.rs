@@ -232,7 +232,7 @@ impl Checker<'_> {
     fn bucket(&mut self, root: Root, at: u64) -> Result<u8> {
         let core = self.core;
         let head = crate::index::locate::bucket_page(core, root, at)?;
-        let depth = core.bucket(head)?.head().depth.load(Relaxed);
+        let depth = crate::index::lookup::bucket_bits(core, head, at)?;
         let prefix = prefix_of(at, depth);
         let chain = crate::index::lookup::chain(core, head)?;
         let mut keys: HashSet<Vec<u8>> = HashSet::new();

@@ -344,12 +344,18 @@ impl Db {
             let writer = Writer::lock(core, deadline)?;
             match stripe.holder(core.slot()) {
                 Holder::None | Holder::Me => {
-                    // A quarter more: records grow a little under the lock.
-                    if has_room(core, bytes + 16) {
+                    if !has_room(core, bytes) {
+                        drop(writer);
+                        self.environment.make_ring_room(bytes, self.deadline())?;
+                    } else if self.durability == Durability::Durable
+                        && core.is_logged()
+                        && !self.environment.has_log_room(bytes)
+                    {
+                        drop(writer);
+                        self.environment.secure_log_room(bytes, self.deadline())?;
+                    } else {
                         return Ok(writer);
                     }
-                    drop(writer);
-                    self.environment.make_ring_room(bytes + 16, self.deadline())?;
                 }
                 _ => {
                     drop(writer);

@@ -6,11 +6,11 @@
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::sync::atomic::Ordering::Relaxed;
 
 use crate::core::Core;
 use crate::error::Result;
 use crate::index::{locate, lookup, walk};
+use crate::page::bucket as page_bucket;
 use crate::types::PageNo;
 
 use super::db::Db;
@@ -173,20 +173,19 @@ fn visit_bucket(
     f: &mut impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
 ) -> Result<(bool, u8)> {
     let head = locate::bucket_page(core, lookup::current_root(core), hash)?;
-    let bucket = core.bucket(head)?;
-    let bits = bucket.head().depth.load(Relaxed);
-    if bits > 64 {
-        return Err(core.corrupt(head, "a bucket has an impossible depth"));
-    }
+    let bits = lookup::bucket_bits(core, head, hash)?;
     let mut page = head;
     let mut steps = 0;
     loop {
         let bucket = core.bucket(page)?;
+        let mut room = bucket.record_room();
         for slot in 0..bucket.slots() {
             let record = bucket.live_record(slot).map_err(core.damage(page))?;
-            if let Some(record) = record
-                && f(core.key_of(&record)?, core.value_of(&record)?).is_break()
-            {
+            let Some(record) = record else { continue };
+            room = room
+                .checked_sub(record.len)
+                .ok_or_else(|| core.corrupt(page, page_bucket::OVERLAP))?;
+            if f(core.key_of(&record)?, core.value_of(&record)?).is_break() {
                 return Ok((true, bits));
             }
         }

@@ -94,13 +94,9 @@ fn take_stripe(
             return Ok(true);
         }
         // A dead holder is no reason to say no.
-        if let crate::shm::stripe::Holder::Other(owner) = stripe.holder(me)
-            && !core.is_alive(owner)
-        {
-            stripe.release_dead(owner);
-            return Ok(stripe.try_acquire(me));
-        }
-        return Ok(false);
+        return Ok(
+            stripe.release_if_dead(me, &|slot| core.is_alive(slot)) && stripe.try_acquire(me)
+        );
     }
     let begin = Instant::now();
     stripe

@@ -23,6 +23,8 @@ pub struct Frozen {
     pub count: u64,
     /// The first change that is not in it.
     pub lsn: Lsn,
+    /// The first log record that is still needed: the first chunk of a large operation under way, or `lsn`.
+    pub keep_from: Lsn,
 }
 
 /// Freezes the present state for a checkpoint (or for a check, which publishes nothing), whose lock the caller holds.
@@ -36,6 +38,10 @@ pub fn freeze(writer: &mut Writer, may_switch: bool) -> Result<Frozen> {
         root: Root::from_word(control.readers.root.load(Relaxed)),
         count: words.count.load(Relaxed),
         lsn: Lsn(words.tail.load(Relaxed)),
+        keep_from: match control.log.claim_first.load(Relaxed) {
+            0 => Lsn(words.tail.load(Relaxed)),
+            first => Lsn(first - 1).min(Lsn(words.tail.load(Relaxed))),
+        },
     };
     // Of no meaning before the phase is stored.
     let running = &control.checkpoint;

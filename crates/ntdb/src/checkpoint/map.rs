@@ -116,6 +116,8 @@ impl<'c> MapBuilder<'c> {
         let per_group = group_pages(self.core.page_size) as u64;
         let mut page = run.first.0 as u64;
         let end = page + run.len as u64;
+        // A forged length must not make the map longer than the file needs.
+        self.core.check_run(run)?;
         while page < end {
             let group = (page / per_group) as u32;
             let within = (page % per_group) as u32;
@@ -148,7 +150,8 @@ impl<'c> MapBuilder<'c> {
             match self.old.groups.get(group as usize) {
                 Some(&old) => {
                     let source = core.tree_page(old, Kind::Map)?;
-                    std::ptr::copy_nonoverlapping(source, base, core.page_size);
+                    // May be the same page, if a damaged map says that its own pages are free.
+                    std::ptr::copy(source, base, core.page_size);
                     self.pending.push((Run { first: old, len: 1 }, false));
                 }
                 None => std::ptr::write_bytes(base, 0, core.page_size),

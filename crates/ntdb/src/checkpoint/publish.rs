@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::*;
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::log::file::LogHeader;
+use crate::log::file::{LOG_HEADER_BYTES, LogHeader};
 use crate::log::flush::{Logs, check_poison, poison};
 use crate::page::meta::{META_PAGES, Meta};
 use crate::shm::layout::phase;
@@ -157,7 +157,7 @@ pub fn start_log(core: &Core, logs: &Logs, base: &[u8], shm_id: u64) -> Result<(
     let salt = control.writer.salt.load(Acquire);
     let header = LogHeader { uuid: logs.uuid, start, salt, previous_salt: 0 };
     crash_point("log.start.begin");
-    drop(logs.create(core, 0, header)?);
+    let room = logs.create(core, 0, header)?.allocated_bytes() - LOG_HEADER_BYTES as u64;
     let words = &control.checkpoint;
     let durable = words.durable_meta.load(Relaxed) & 1;
     let mut meta = read_meta(core, durable)?;
@@ -176,6 +176,7 @@ pub fn start_log(core: &Core, logs: &Logs, base: &[u8], shm_id: u64) -> Result<(
     step.store_shared(&words.durable_sequence, meta.sequence);
     step.store(shared(&log.index), 4, 1, 0);
     step.store_shared(&log.salt, salt);
+    step.store_shared(&log.room, start.0 + room);
     let incarnation = log.incarnation.load(Acquire).wrapping_add(1);
     step.store(shared(&log.incarnation), 4, 1, incarnation as u64);
     step.store(shared(&log.exists), 4, 1, 1);

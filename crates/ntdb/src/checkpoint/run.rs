@@ -14,7 +14,7 @@ use crate::shm::layout::phase;
 use crate::shm::lock::Acquired;
 use crate::storage::failpoint::crash_point;
 use crate::transaction::writer::Writer;
-use crate::types::{Epoch, Lsn};
+use crate::types::{Epoch, Lsn, SlotId};
 
 use super::freeze::{Frozen, freeze};
 use super::map::{MapBuilder, MapPages, for_each_group, seal};
@@ -56,7 +56,7 @@ impl<'a> CheckpointGuard<'a> {
 
     /// Takes the lock if it is free.
     pub fn try_lock(core: &'a Core) -> Result<Option<CheckpointGuard<'a>>> {
-        if core.control().checkpoint_lock.try_acquire(core.slot()) {
+        if core.control().checkpoint_lock.acquire_if_free(core.slot()) {
             Self::repaired(core).map(Some)
         } else {
             Ok(None)
@@ -64,7 +64,7 @@ impl<'a> CheckpointGuard<'a> {
     }
 
     /// Takes over the lock of a process that is known to be dead, if it holds it.
-    pub fn take_over(core: &'a Core, dead: crate::types::SlotId) -> Result<()> {
+    pub fn take_over(core: &'a Core, dead: SlotId) -> Result<()> {
         if core.control().checkpoint_lock.take_over(core.slot(), dead) {
             Self::repaired(core)?;
         }
@@ -136,8 +136,7 @@ fn write_and_publish(context: &Context, frozen: &Frozen, purpose: Purpose) -> Re
         Purpose::Rest => used_end(core, &map)?,
         Purpose::Periodic => file_pages,
     };
-    let claim = log.claim_first.load(Acquire);
-    let keep_from = if claim == 0 { frozen.lsn } else { frozen.lsn.min(Lsn(claim - 1)) };
+    let keep_from = frozen.keep_from;
     let (map_levels, map_pages) = map.listed();
     let mut meta = Meta {
         sequence: before.sequence + 1,

@@ -21,13 +21,16 @@ use crate::checkpoint::run::{self, CheckpointGuard, Context, Purpose};
 use crate::core::{Backing, Core};
 use crate::error::Result;
 use crate::limits::RING_BYTES;
-use crate::log::flush::Logs;
+use crate::log::flush::{Logs, NO_SWITCH};
 use crate::shm::pin::PinGuard;
 use crate::storage::file::FileId;
 use crate::storage::fork_local::ForkLocal;
 use crate::types::Lsn;
 
 use self::companions::Companions;
+
+/// Room in the log that a durable operation secures beyond its own.
+const LOG_ROOM_AHEAD: u64 = 32 << 10;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -86,6 +89,32 @@ impl Environment {
         // More than needed, so that the next operations find room too.
         let target = needed.max(tail.saturating_sub(RING_BYTES / 4)).min(tail);
         run::flush_to(&self.context(), Lsn(target), deadline)
+    }
+
+    /// Makes sure that the log file has room for `bytes` more, so that they can be made durable whatever becomes of the
+    /// disk.
+    #[cold]
+    pub fn secure_log_room(&self, bytes: u64, deadline: Option<Instant>) -> Result<()> {
+        let context = self.context();
+        run::start_log(&context, deadline)?;
+        let control = self.core.control();
+        let switch_at = control.log.switch_at.load(Acquire);
+        if switch_at != NO_SWITCH {
+            self.logs.flush_to(&self.core, Lsn(switch_at), deadline)?;
+        }
+        let target = control.writer.tail.load(Acquire) + bytes;
+        // Some more, so that not every operation has to look; if that is too much, just enough.
+        self.logs
+            .secure_room(&self.core, Lsn(target + LOG_ROOM_AHEAD))
+            .or_else(|_| self.logs.secure_room(&self.core, Lsn(target)))
+    }
+
+    /// Whether the log file has room for `bytes` more. Certain only under the writer lock.
+    #[inline]
+    pub fn has_log_room(&self, bytes: u64) -> bool {
+        let control = self.core.control();
+        let end = control.writer.tail.load(Relaxed) + bytes;
+        end <= control.log.room.load(Acquire).min(control.log.switch_at.load(Acquire))
     }
 
     /// Makes everything before `lsn` durable.

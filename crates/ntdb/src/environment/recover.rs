@@ -19,7 +19,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::limits::RING_BYTES;
 use crate::log::file::{LogFile, OpenProblem};
-use crate::log::flush::NO_SWITCH;
+use crate::log::flush::{NO_SWITCH, TEMPORARY};
 use crate::log::record::{Decoded, Op, decode, plausible_len};
 use crate::log::scan::{ScanProblem, Scanner};
 use crate::page::header::Header;

@@ -30,6 +30,8 @@ pub fn repair_suspects(environment: &Arc<Environment>) {
             continue;
         }
         let Some(ofd) = &core.session().ofd else { return };
+        // The byte's lock belongs to the descriptor, which the threads of this process share.
+        let Some(_repairing) = core.repairing.try_lock() else { continue };
         // Busy, or not to be had: somebody else repairs, or the next who needs it will.
         if !matches!(ofd.try_lock(REPAIR, LockKind::Exclusive), Ok(true)) {
             continue;

@@ -1,10 +1,11 @@
 //! Finding one record.
 
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::core::Core;
 use crate::error::Result;
 use crate::page::bucket::{Bucket, Found};
+use crate::page::head::prefix_of;
 use crate::page::record::Record;
 use crate::types::PageNo;
 
@@ -73,13 +74,31 @@ pub fn check_chain_step(core: &Core, head: PageNo, steps: u32) -> Result<u32> {
 
 /// All pages of the bucket that begins at `head`.
 pub fn chain(core: &Core, head: PageNo) -> Result<Vec<PageNo>> {
+    let first = core.bucket(head)?.head();
+    let (depth, prefix) = (first.depth.load(Relaxed), first.prefix.load(Relaxed));
     let mut pages = Vec::new();
     let mut page = head;
     let mut steps = 0;
     while !page.is_none() {
         pages.push(page);
-        page = core.bucket(page)?.head().next();
+        let bucket_head = core.bucket(page)?.head();
+        // So that no page is part of two chains, however the pages were forged.
+        if bucket_head.depth.load(Relaxed) != depth || bucket_head.prefix.load(Relaxed) != prefix {
+            return Err(core.corrupt(page, "an overflow page belongs to another bucket"));
+        }
+        page = bucket_head.next();
         steps = check_chain_step(core, head, steps)?;
     }
     Ok(pages)
+}
+
+/// Leading hash bits that the bucket at `head`, found on the way to `hash`, stands for. A bucket that says that it stands
+/// for other hashes is refused, so that a walk visits every page once at most, however the pages were forged.
+pub fn bucket_bits(core: &Core, head: PageNo, hash: u64) -> Result<u8> {
+    let bucket_head = core.bucket(head)?.head();
+    let depth = bucket_head.depth.load(Relaxed);
+    if depth > 64 || bucket_head.prefix.load(Relaxed) != prefix_of(hash, depth) {
+        return Err(core.corrupt(head, "a bucket stands for other hashes than lead to it"));
+    }
+    Ok(depth)
 }

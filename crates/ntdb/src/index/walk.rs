@@ -3,8 +3,6 @@
 //! Both walks visit the tree in the order of hashes. [`diff`] passes over whole directories and buckets that both trees
 //! share: equal page numbers mean equal contents, since a page reachable from a held root is not re-used.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use crate::core::Core;
 use crate::error::Result;
 use crate::page::head::Kind;
@@ -39,7 +37,7 @@ struct Spot {
 
 fn spot(core: &Core, root: Root, hash: u64) -> Result<Spot> {
     let path = locate::path(core, root, hash)?;
-    let depth = core.bucket(path.bucket)?.head().depth.load(Relaxed);
+    let depth = lookup::bucket_bits(core, path.bucket, hash)?;
     let directory = path.directory.map(|(entry, _)| (entry.page, entry.prefix_bits));
     if depth > path.entry_depth() || directory.is_some_and(|(_, bits)| depth < bits) {
         return Err(core.corrupt(path.bucket, "a bucket's depth does not fit its directory"));

@@ -2,15 +2,19 @@
 //!
 //! **Flush** copies the ring from `written` on into the current log file, under the flush lock. That lock, alone among all,
 //! may be taken from a living owner after a time-out (it may be stopped in the middle of a write): a flusher copies the ring
-//! to private memory, makes sure that the lock is still its own, and writes only that copy, so that a robbed flusher,
-//! whenever it goes on, writes the bytes that belong there anyway. `written` only ever grows. While it writes, a flag in its
-//! process's entry names the incarnation of the file: a file so flagged by anybody is not re-used for later records but
-//! replaced by a new file.
+//! to private memory, makes sure that the lock is still its own and that nobody has flushed meanwhile, and writes only
+//! that copy, so that a robbed flusher, whenever it goes on, writes the bytes that belong there anyway. `written` only ever
+//! grows. While it writes, a flag in its process's entry names the incarnation of the file: a file so flagged by anybody is
+//! not re-used for later records but replaced by a new file.
 //!
 //! **Switch.** A checkpoint sets `switch_at`; whoever flushes next up to there syncs the file to its end, makes the other file
 //! the current one, and only then writes on. So the header of the new file proves that the old one is complete on disk, and
-//! nothing in the new one is acknowledged before that. All its stores are absolute; the last one clears `switch_at`, and a
-//! flusher that finds its predecessor dead simply does the switch again.
+//! nothing in the new one is acknowledged before that. The new file is made under a private name; it gets its own, and is
+//! announced by one step, under the writer lock, if the switch is then still due. A successor of one who died between the
+//! two finds the file with just the header that it wants.
+//!
+//! **Room.** `room` says how far the current file is allocated, so that a durable operation can make sure, before it changes
+//! anything, that its record will not meet a full disk.
 //!
 //! **Sync.** `synced` is a prefix of the log. Whoever needs it to reach an LSN flushes first and then syncs, one for
 //! all who wait meanwhile; the others sleep on a ticket. If the one who syncs dies or stops, somebody else does.
@@ -19,20 +23,23 @@
 //! **No log at first.** Until the first flush there is no log file at all; see `checkpoint::start_log`.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
+use std::sync::atomic::{AtomicU32, fence};
 use std::time::{Duration, Instant};
 
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::limits::{MAX_PROCESSES, RING_BYTES};
-use crate::log::file::{LogFile, LogHeader, OpenProblem};
+use crate::log::file::{LOG_HEADER_BYTES, LogFile, LogHeader, OpenProblem};
 use crate::shm::lock::Acquired;
 use crate::storage::failpoint::{Kind, crash_point};
 use crate::storage::file::{self, File};
 use crate::storage::fork_local::ForkLocal;
 use crate::storage::futex;
+use crate::transaction::step::{IN_SHM, Step};
+use crate::transaction::writer::Writer;
 use crate::types::{Lsn, SlotId};
 
 /// No switch is due.
@@ -117,12 +124,24 @@ impl Logs {
         self.refuse_foreign(core, index)?;
         file::unlink(path, Kind::Log).map_err(failed)?;
         crash_point("log.unlinked");
+        let log = self.create_at(core, index, path, header)?;
+        file::sync_dir(path).map_err(failed)?;
+        crash_point("log.created");
+        Ok(log)
+    }
+
+    fn create_at(
+        &self,
+        core: &Core,
+        index: u32,
+        path: &Path,
+        header: LogHeader,
+    ) -> Result<LogFile> {
+        let failed = |e| self.error(index, "create the log", e);
         let log = LogFile::create(path, 0o600, header).map_err(failed)?;
         if let Some(data) = &core.data {
             log.file().adopt_owner_and_mode(data).map_err(failed)?;
         }
-        file::sync_dir(path).map_err(failed)?;
-        crash_point("log.created");
         Ok(log)
     }
 
@@ -211,11 +230,13 @@ impl Logs {
     ) -> Result<()> {
         let words = &core.control().log;
         let written = words.written.load(Acquire);
+        // The tail before the switch: whoever appended behind a freeze had seen the freeze, so a tail beyond a switch point is
+        // never loaded without that switch point.
+        let tail = core.control().writer.tail.load(Acquire);
         let switch_at = words.switch_at.load(Acquire);
         if written >= switch_at {
-            return self.switch(core, switch_at, still_mine);
+            return self.switch(core, switch_at);
         }
-        let tail = core.control().writer.tail.load(Acquire);
         if tail.saturating_sub(written) > RING_BYTES {
             return Err(core.corrupt_shm("the log ring holds more than it can"));
         }
@@ -224,85 +245,155 @@ impl Logs {
             return Ok(());
         }
         let (incarnation, log) = self.current(core)?;
-        let flag = &core.shm.process(core.slot().0 as usize).flushing;
-        flag.store(incarnation.wrapping_add(1), SeqCst);
+        let _flag = WritingFlag::raise(core, incarnation);
         buffer.resize((end - written) as usize, 0);
         core.shm.ring_read(written, buffer);
         crash_point("flush.copied");
-        // Only now: what was copied before the lock was lost is good.
-        let result = if still_mine() {
-            let index = words.index.load(Acquire);
-            log.write_at(Lsn(written), buffer)
-                .map_err(|e| self.error(index, "write the log", e))
-                .map(|()| {
-                    crash_point("flush.wrote");
-                    words.written.fetch_max(end, AcqRel);
-                })
-        } else {
-            Ok(())
-        };
+        fence(SeqCst);
+        // What was copied is good if nobody else has flushed it meanwhile, for then it may have been overwritten; and only the
+        // owner of the lock may go on.
+        if !still_mine() || words.written.load(Acquire) != written {
+            return Ok(());
+        }
+        let index = words.index.load(Acquire);
+        log.write_at(Lsn(written), buffer).map_err(|e| self.error(index, "write the log", e))?;
+        crash_point("flush.wrote");
+        words.written.fetch_max(end, AcqRel);
         crash_point("flush.published");
-        flag.store(0, SeqCst);
-        result
+        Ok(())
     }
 
     /// Makes the other file the current one. Everything before `at` is in the present one.
-    fn switch(&self, core: &Core, at: u64, still_mine: impl Fn() -> bool) -> Result<()> {
+    ///
+    /// The caller may have been robbed of the flush lock at any time, and go on much later. So whatever others could see is done
+    /// under the writer lock, after making sure that it is still this switch that is due; and the new file is made under a
+    /// private name.
+    fn switch(&self, core: &Core, at: u64) -> Result<()> {
         let words = &core.control().log;
-        let index = words.switch_index.load(Acquire) & 1;
-        let salt = words.switch_salt.load(Acquire);
-        let previous_salt = words.salt.load(Acquire);
-        let incarnation = words.switch_incarnation.load(Acquire);
-        if previous_salt != salt {
-            let (_, old) = self.current(core)?;
-            crash_point("switch.begin");
-            old.sync().map_err(|e| poison(core, &e))?;
-            words.synced.fetch_max(at, AcqRel);
-            crash_point("switch.old.synced");
-            let header = LogHeader { uuid: self.uuid, start: Lsn(at), salt, previous_salt };
-            if !still_mine() {
-                return Ok(());
-            }
-            let log = self.other_file(core, index, incarnation, header)?;
-            if !still_mine() {
-                return Ok(());
-            }
-            *self.current.lock() = Some((incarnation, Arc::new(log)));
+        let switch = Switch {
+            at,
+            index: words.switch_index.load(Acquire) & 1,
+            salt: words.switch_salt.load(Acquire),
+            previous_salt: words.salt.load(Acquire),
+            incarnation: words.switch_incarnation.load(Acquire),
+        };
+        if !switch.is_due(core) {
+            return Ok(());
         }
-        crash_point("switch.new.synced");
-        // The salt first: it tells a successor that the new file is there.
-        words.salt.store(salt, Release);
-        crash_point("switch.salt");
-        words.start.store(at, Release);
-        words.index.store(index, Release);
-        words.other_needed.store(1, Release);
-        crash_point("switch.words");
-        words.incarnation.store(incarnation, Release);
-        // Not a plain store: a robbed flusher must not clear a later switch.
-        let _ = words.switch_at.compare_exchange(at, NO_SWITCH, AcqRel, Relaxed);
+        let _flag = WritingFlag::raise(core, switch.incarnation);
+        let (_, old) = self.current(core)?;
+        crash_point("switch.begin");
+        old.sync().map_err(|e| poison(core, &e))?;
+        words.synced.fetch_max(at, AcqRel);
+        crash_point("switch.old.synced");
+        let path = &self.paths[switch.index as usize];
+        let failed = |e| self.error(switch.index, "put the next log in place", e);
+        let header = LogHeader {
+            uuid: self.uuid,
+            start: Lsn(at),
+            salt: switch.salt,
+            previous_salt: switch.previous_salt,
+        };
+        let made = match LogFile::open(path) {
+            // By one who died, or was robbed, before it was announced.
+            Ok(made) if *made.header() == header => {
+                made.sync().map_err(|e| poison(core, &e))?;
+                made
+            }
+            _ => {
+                let temporary = self.temporary(core, switch.index);
+                let made = self.next_file(core, &switch, &temporary, header)?;
+                crash_point("switch.new.synced");
+                let _writer = Writer::lock(core, None)?;
+                if !switch.is_due(core) {
+                    drop(_writer);
+                    let _ = file::unlink(&temporary, Kind::Log);
+                    return Ok(());
+                }
+                file::rename(&temporary, path, Kind::Log).map_err(failed)?;
+                crash_point("switch.renamed");
+                made
+            }
+        };
+        file::sync_dir(path).map_err(|e| poison(core, &e))?;
+        crash_point("switch.dir.synced");
+        let room = at + (made.allocated_bytes() - LOG_HEADER_BYTES as u64);
+        let mut writer = Writer::lock(core, None)?;
+        if !switch.is_due(core) {
+            return Ok(());
+        }
+        let mut step = Step::begin(&mut writer);
+        let shared = |word: &AtomicU32| core.shm.offset_of(word) | IN_SHM;
+        step.store_shared(&words.salt, switch.salt);
+        step.store_shared(&words.start, at);
+        step.store_shared(&words.room, room);
+        step.store(shared(&words.index), 4, 1, switch.index as u64);
+        step.store(shared(&words.other_needed), 4, 1, 1);
+        step.store(shared(&words.incarnation), 4, 1, switch.incarnation as u64);
+        step.store_shared(&words.switch_at, NO_SWITCH);
+        crash_point("switch.prepared");
+        step.structure()?;
         crash_point("switch.done");
         Ok(())
     }
 
-    /// The file to switch to: the old one at that place, if nobody can still be writing to it, else a new one.
-    fn other_file(
+    /// A name that only this process uses.
+    fn temporary(&self, core: &Core, index: u32) -> PathBuf {
+        let mut name = self.paths[index as usize].clone().into_os_string();
+        name.push(format!("{TEMPORARY}{}", core.slot().0));
+        name.into()
+    }
+
+    /// The file to switch to, under a private name: the old one of that place, if nobody can still be writing to it, else a new
+    /// one.
+    fn next_file(
         &self,
         core: &Core,
-        index: u32,
-        incarnation: u32,
+        switch: &Switch,
+        temporary: &Path,
         header: LogHeader,
     ) -> Result<LogFile> {
-        let me = core.slot();
-        let flagged = (0..MAX_PROCESSES).any(|slot| {
-            let flag = core.shm.process(slot).flushing.load(SeqCst);
-            slot != me.0 as usize && flag != 0 && flag != incarnation
-        });
-        if !flagged && let Ok(old) = LogFile::open(&self.paths[index as usize]) {
-            if old.header().uuid == self.uuid {
-                return old.reuse(header).map_err(|e| self.error(index, "re-use the log", e));
+        let index = switch.index;
+        let failed = |e| self.error(index, "make the next log", e);
+        self.refuse_foreign(core, index)?;
+        file::unlink(temporary, Kind::Log).map_err(failed)?;
+        let old = {
+            let _writer = Writer::lock(core, None)?;
+            // Pairs with the fence in `raise`.
+            fence(SeqCst);
+            let path = &self.paths[index as usize];
+            match LogFile::open(path) {
+                Ok(old) if switch.is_due(core) && !is_flagged(core, switch.incarnation) => {
+                    file::rename(path, temporary, Kind::Log).map_err(failed)?;
+                    crash_point("switch.old.taken");
+                    Some(old)
+                }
+                _ => None,
             }
+        };
+        match old {
+            Some(old) => old.reuse(header).map_err(failed),
+            None => self.create_at(core, index, temporary, header),
         }
-        self.create(core, index, header)
+    }
+
+    /// Makes sure that the current log file has room up to `target` at least.
+    pub fn secure_room(&self, core: &Core, target: Lsn) -> Result<()> {
+        let words = &core.control().log;
+        if words.room.load(Acquire) >= target.0 {
+            return Ok(());
+        }
+        let (incarnation, log) = self.current(core)?;
+        let index = words.index.load(Acquire);
+        let end = log
+            .offset_of(target)
+            .ok_or_else(|| core.corrupt_shm("the log begins behind its end"))?;
+        log.ensure_allocated(end).map_err(|e| self.error(index, "extend the log", e))?;
+        let room = log.header().start.0 + (log.allocated_bytes() - LOG_HEADER_BYTES as u64);
+        if words.incarnation.load(Acquire) == incarnation {
+            words.room.fetch_max(room, AcqRel);
+        }
+        Ok(())
     }
 
     /// Makes everything before `target` durable.
@@ -368,6 +459,59 @@ impl Logs {
         crash_point("sync.published");
         Ok(())
     }
+}
+
+/// Suffix of log files that are being made; the slot of their maker follows.
+pub const TEMPORARY: &str = ".new-";
+
+/// A switch of logs, as it was when somebody set out to make it.
+#[derive(Clone, Copy, Debug)]
+struct Switch {
+    at: u64,
+    index: u32,
+    salt: u64,
+    previous_salt: u64,
+    incarnation: u32,
+}
+
+impl Switch {
+    /// Whether it is still to be made. Certain only under the writer lock.
+    fn is_due(&self, core: &Core) -> bool {
+        let words = &core.control().log;
+        words.switch_at.load(Acquire) == self.at
+            && words.switch_salt.load(Acquire) == self.salt
+            && words.salt.load(Acquire) == self.previous_salt
+            && self.salt != self.previous_salt
+    }
+}
+
+/// While it lives, this process's entry says that it may be writing to the log file of an incarnation.
+struct WritingFlag<'c>(&'c AtomicU32);
+
+impl<'c> WritingFlag<'c> {
+    fn raise(core: &'c Core, incarnation: u32) -> WritingFlag<'c> {
+        let flag = &core.shm.process(core.slot().0 as usize).flushing;
+        flag.store(incarnation.wrapping_add(1), SeqCst);
+        // Before the lock is looked at again: whoever re-uses a file looks at the flags after it has taken the lock.
+        fence(SeqCst);
+        WritingFlag(flag)
+    }
+}
+
+impl Drop for WritingFlag<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, SeqCst);
+    }
+}
+
+/// Whether another process may be writing to a log file older than the current one.
+fn is_flagged(core: &Core, incarnation: u32) -> bool {
+    let me = core.slot().0 as usize;
+    (0..MAX_PROCESSES).any(|slot| {
+        let flag = core.shm.process(slot).flushing.load(SeqCst);
+        // The current file, which ends here, is the one before the one that is being made.
+        slot != me && flag != 0 && flag != incarnation && flag != incarnation.wrapping_add(1)
+    })
 }
 
 /// Whether everything before a switch is written, so that the switch is to be made.

@@ -25,6 +25,9 @@ use crate::types::{Epoch, PageNo};
 /// Bytes of a slot: tag and offset.
 const SLOT_BYTES: usize = 3;
 
+/// What is wrong with a page whose live records take more bytes than it has.
+pub const OVERLAP: Reason = "records of a bucket overlap";
+
 /// A bucket page in mapped memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket<'a> {
@@ -149,10 +152,13 @@ impl<'a> Bucket<'a> {
     /// The record in `slot`, if it is live.
     #[inline]
     pub fn live_record(&self, slot: usize) -> Result<Option<Record>, Reason> {
-        if self.tag(slot).load(Acquire) & LIVE == 0 {
+        let tag = self.tag(slot).load(Acquire);
+        if tag & LIVE == 0 {
             return Ok(None);
         }
-        self.record_at(self.offset(slot).load(Acquire) as usize).map(Some)
+        let record = self.record_at(self.offset(slot).load(Acquire) as usize)?;
+        // Else it was deleted since, and the record there now may not be published yet.
+        Ok((self.tag(slot).load(Acquire) == tag).then_some(record))
     }
 
     /// Finds the slot whose record has this tag and satisfies `is_it`.
@@ -165,19 +171,26 @@ impl<'a> Bucket<'a> {
     ) -> Result<Option<Found>, E> {
         let tag = tag_of(hash);
         let mut index = self.home(hash);
-        for _ in 0..self.groups {
+        let mut left = self.groups;
+        while left > 0 {
             let group = self.group(index);
             for i in group.matching(tag) {
                 let slot = index * GROUP + i;
                 let offset = self.offset(slot).load(Acquire) as usize;
                 let record = self.record_at(offset).map_err(&corrupt)?;
                 if is_it(&record)? {
-                    return Ok(Some(Found { slot, record }));
+                    if self.tag(slot).load(Acquire) == tag {
+                        return Ok(Some(Found { slot, record }));
+                    }
+                    // Deleted since the tags were loaded; and what lies there now may be a new record of the same key whose tag is
+                    // still to come, which nobody may see yet. From the start.
+                    return self.find(hash, corrupt, is_it);
                 }
             }
             if !group.empty().is_empty() {
                 return Ok(None);
             }
+            left -= 1;
             index += 1;
             if index == self.groups {
                 index = 0;
@@ -238,18 +251,22 @@ impl<'a> Bucket<'a> {
         at
     }
 
-    /// Calls `f` with every live slot.
+    /// Calls `f` with every live slot. Records that overlap are damage: a page of slots that all name one record would
+    /// stand for many times its size.
     #[inline]
     pub fn for_each_live<E>(
         &self,
         corrupt: impl Fn(Reason) -> E,
         mut f: impl FnMut(usize, Record) -> Result<(), E>,
     ) -> Result<(), E> {
+        let mut room = self.record_room();
         for index in 0..self.groups {
             for i in self.group(index).live() {
                 let slot = index * GROUP + i;
                 let offset = self.offset(slot).load(Acquire) as usize;
-                f(slot, self.record_at(offset).map_err(&corrupt)?)?;
+                let record = self.record_at(offset).map_err(&corrupt)?;
+                room = room.checked_sub(record.len).ok_or_else(|| corrupt(OVERLAP))?;
+                f(slot, record)?;
             }
         }
         Ok(())

@@ -9,6 +9,7 @@
 //! ```
 //! Varints are LEB128. A published record never changes.
 
+use crate::limits::{MAX_KEY_BYTES, MAX_VALUE_BYTES};
 use crate::types::{Epoch, PageNo};
 
 /// Why a page cannot be read; the caller adds which page.
@@ -93,7 +94,7 @@ impl Record {
         match self.form {
             Form::Inline => 0,
             Form::LongValue(_) => self.value_len,
-            Form::LongKey { .. } => self.key_len.saturating_add(self.value_len),
+            Form::LongKey { .. } => self.key_len + self.value_len,
         }
     }
 }
@@ -189,6 +190,10 @@ pub unsafe fn parse(start: *const u8, len: usize) -> Result<Record, Reason> {
 fn parse_long(bytes: Bytes, mut at: usize, head: u64, value_len: u64) -> Result<Record, Reason> {
     const CUT: Reason = "a record reaches beyond its page";
     let key_len = head >> 2;
+    // So that no sum of lengths overflows, and that no copy of a key is larger than any key can be.
+    if key_len > MAX_KEY_BYTES || value_len > MAX_VALUE_BYTES {
+        return Err("a record's key or value is longer than any can be");
+    }
     let rest = (bytes.len - at) as u64;
     let key = bytes.start.wrapping_add(at);
     let mut hash = 0;

@@ -20,6 +20,7 @@ use super::lock::RobustLock;
 use super::note::Note;
 use super::pin::PinSlot;
 use super::segment::SegmentTable;
+use super::stripe::Stripe;
 use crate::limits::{KEY_STRIPES, MAX_PAGE_SIZE, MAX_PINS, MAX_PROCESSES, RING_BYTES};
 
 /// First bytes of a shared-memory file.
@@ -153,6 +154,8 @@ pub struct LogWords {
     pub start: AtomicU64,
     /// Salt of the log file being written.
     pub salt: AtomicU64,
+    /// End of the part of the log file that is allocated, as an LSN.
+    pub room: AtomicU64,
     /// LSN at which writing switches to the other file, or `u64::MAX`.
     pub switch_at: AtomicU64,
     /// Salt of the other file after the switch.
@@ -301,20 +304,6 @@ pub struct ProcessEntry {
     pub since: AtomicU64,
     /// Incarnation of the log file that it may be writing, plus one; 0 none. See `log::flush`.
     pub flushing: AtomicU32,
-}
-
-/// One stripe of the key locks.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Stripe {
-    /// Owner's slot + 1, 0 free; the top bit says that somebody sleeps.
-    pub owner: AtomicU32,
-    /// The owning thread's token within its process.
-    pub thread: AtomicU32,
-    /// How often the owner has taken it.
-    pub depth: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
 }
 
 /// Offset of [`Control`].

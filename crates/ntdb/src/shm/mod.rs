@@ -15,8 +15,9 @@ pub mod stripe;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-use self::layout::{Control, ProcessEntry, Stripe};
+use self::layout::{Control, ProcessEntry};
 use self::segment::SegmentTable;
+use self::stripe::Stripe;
 use crate::limits::{KEY_STRIPES, MAX_PROCESSES, RING_BYTES};
 use crate::storage::file::File;
 use crate::storage::mapping::Mapping;

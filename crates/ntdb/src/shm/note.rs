@@ -15,7 +15,7 @@
 //! *taken* are marked free again, and nothing else has happened. Emptying *taken* before disarming matters: the other
 //! order would free pages that are linked.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 /// Most stores in one step: the end of a checkpoint needs the most.
 pub const MAX_STORES: usize = 16;
@@ -86,5 +86,7 @@ impl Note {
     #[inline]
     pub fn set_state(&self, state: u32) {
         self.state.store(state, Ordering::Release);
+        // What is done in this state must not be moved before it: a kill in between would find it done and not noted.
+        compiler_fence(Ordering::SeqCst);
     }
 }

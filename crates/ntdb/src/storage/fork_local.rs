@@ -5,7 +5,7 @@
 //! leaks its parent's.
 
 use std::sync::atomic::{AtomicPtr, Ordering::*};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::fork;
 
@@ -40,6 +40,19 @@ impl<T: Default> ForkLocal<T> {
 
     /// Locks the value of this process.
     pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.mutex().lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the value of this process if nobody has it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.mutex().try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn mutex(&self) -> &Mutex<T> {
         let mut current = self.entry.load(Acquire);
         // SAFETY: the pointer comes from a box that is freed only with `self`, or leaked.
         if unsafe { &*current }.generation != fork::generation() {
@@ -57,7 +70,7 @@ impl<T: Default> ForkLocal<T> {
             }
         }
         // SAFETY: as above.
-        unsafe { &*current }.value.lock().unwrap_or_else(PoisonError::into_inner)
+        &unsafe { &*current }.value
     }
 }
 

@@ -193,7 +193,7 @@ fn publish(
     let head = bucket.head();
     match present {
         Some((_, _, found)) => {
-            head.dead.store(head.dead.load(Relaxed) + found.record.len as u32, Relaxed);
+            count_dead(&bucket, &found.record);
             step.store(core.place(page, bucket.offset_place(found.slot)), 2, 1, offset as u64);
         }
         None => {
@@ -201,14 +201,20 @@ fn publish(
                 .vacant_slot(hash)
                 .ok_or_else(|| core.corrupt(page, "a free slot has vanished"))?;
             if bucket.is_empty_slot(slot) {
-                head.occupied.store(head.occupied.load(Relaxed) + 1, Relaxed);
+                head.occupied.store(head.occupied.load(Relaxed).saturating_add(1), Relaxed);
             }
             step.store(core.place(page, bucket.offset_place(slot)), 2, 1, offset as u64);
             step.store(core.place(page, bucket.tag_place(slot)), 1, 1, tag_of(hash) as u64);
-            count += 1;
+            count = count.saturating_add(1);
         }
     }
     step.data(log, count)
+}
+
+/// Notes that `record` is dead. The number is a hint, and in a damaged page any number.
+fn count_dead(bucket: &Bucket, record: &Record) {
+    let dead = &bucket.head().dead;
+    dead.store(dead.load(Relaxed).saturating_add(record.len as u32), Relaxed);
 }
 
 /// Gives up the extent of a record that is replaced.
@@ -330,7 +336,7 @@ pub fn delete(
         give_extent(&mut step, &found.record)?;
         let after = bucket.tag_after_delete(found.slot);
         let head = bucket.head();
-        head.dead.store(head.dead.load(Relaxed) + found.record.len as u32, Relaxed);
+        count_dead(&bucket, &found.record);
         if after == EMPTY {
             head.occupied.store(head.occupied.load(Relaxed).saturating_sub(1), Relaxed);
         }
@@ -383,7 +389,13 @@ pub fn append(
         if !make_ready(writer, &path, hash, &present, len)? {
             continue;
         }
-        log.encode(&Op::Append { key, length_before: before, bytes });
+        // What recovery applies is in the log already, perhaps in chunks because one record cannot hold it.
+        if core.is_logged() {
+            // In a replay the record is the one that is being replayed.
+            if !core.is_replaying() {
+                log.encode(&Op::Append { key, length_before: before, bytes });
+            }
+        }
         scratch.clear();
         let mut step = Step::begin(writer);
         match (layout, &old) {

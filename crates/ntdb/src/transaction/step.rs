@@ -3,7 +3,7 @@
 //! A step takes pages, fills them where nobody can see them, gives up others, and becomes visible by a few stores. The
 //! order of its words, and what a death between any two leaves, is told in [`crate::shm::note`].
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*, compiler_fence};
 
 use crate::core::Core;
 use crate::error::Result;
@@ -53,6 +53,8 @@ impl<'w, 'a> Step<'w, 'a> {
             .map_err(|e| core.io("grow the shared state", e))?;
         list_set(core, &control.taken, index, run)?;
         control.taken.len.store(index + 1, Release);
+        // As in `Note::set_state`: listed first, marked second.
+        compiler_fence(SeqCst);
         self.has_taken = true;
         crash_point("step.take.listed");
         bits::set_used(core, run)?;
@@ -67,6 +69,8 @@ impl<'w, 'a> Step<'w, 'a> {
     pub fn give(&mut self, run: Run, made: Epoch) -> Result<()> {
         let core = self.writer.core;
         let fresh = &core.control().fresh;
+        // Before it is noted: what is noted must be possible to carry out.
+        core.check_run(run)?;
         if self.given == 0 && !self.has_taken {
             retire::compact_fresh(self.writer)?;
         }
@@ -148,6 +152,7 @@ impl<'w, 'a> Step<'w, 'a> {
         let control = core.control();
         if self.has_taken {
             control.taken.len.store(0, Release);
+            compiler_fence(SeqCst);
             self.has_taken = false;
         }
         crash_point("step.applied");

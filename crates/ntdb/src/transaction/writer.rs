@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::shm::lock::Acquired;
 use crate::shm::note::state;
 use crate::storage::failpoint::crash_point;
-use crate::types::Era;
+use crate::storage::ofd::{LockKind, REPAIR};
+use crate::types::{Era, SlotId};
 
 use super::repair;
 
@@ -62,10 +63,27 @@ impl<'a> Writer<'a> {
             }
             // Its other remains are repaired later, outside the lock.
             core.suspect(oldest.process);
-            if core.pins.release_process(oldest.process) == 0 {
+            if !self.release_dead_pins(oldest.process) {
                 return Some(oldest.era);
             }
         }
+    }
+
+    /// Frees the pins of a dead process, unless somebody repairs or attaches just now: a new owner of its slot may have
+    /// pins already.
+    fn release_dead_pins(&self, dead: SlotId) -> bool {
+        let core = self.core;
+        let Some(ofd) = &core.session().ofd else {
+            return core.pins.release_process(dead) > 0;
+        };
+        // Tried only: a repairer may be waiting for the writer lock, which is held here.
+        let Some(_repairing) = core.repairing.try_lock() else { return false };
+        if !matches!(ofd.try_lock(REPAIR, LockKind::Exclusive), Ok(true)) {
+            return false;
+        }
+        let released = !core.is_alive(dead) && core.pins.release_process(dead) > 0;
+        let _ = ofd.unlock(REPAIR);
+        released
     }
 }
 
