@@ -31,8 +31,9 @@ use std::time::{Duration, Instant};
 
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::limits::{MAX_PROCESSES, RING_BYTES};
+use crate::limits::{MAX_PROCESSES, MAX_RECORD_BYTES, RING_BYTES};
 use crate::log::file::{LOG_HEADER_BYTES, LogFile, LogHeader, OpenProblem};
+use crate::log::record;
 use crate::shm::lock::Acquired;
 use crate::storage::failpoint::{Kind, crash_point};
 use crate::storage::file::{self, File};
@@ -46,6 +47,9 @@ use crate::types::{Lsn, SlotId};
 pub const NO_SWITCH: u64 = u64::MAX;
 /// Most bytes written at once: bounds how long the flush lock is held.
 const WRITE_BYTES_MAX: u64 = 256 << 10;
+
+// So that at least one record is written each time.
+const _: () = assert!(WRITE_BYTES_MAX >= MAX_RECORD_BYTES);
 /// After this long without progress the flush lock is taken from a living owner.
 const ROB_AFTER: Duration = Duration::from_millis(200);
 /// After this long without a sync those who wait do it themselves.
@@ -254,6 +258,17 @@ impl Logs {
         // owner of the lock may go on.
         if !still_mine() || words.written.load(Acquire) != written {
             return Ok(());
+        }
+        // Whole records only: after a crash the file and the ring are read one after the other, and a record that lies half
+        // in the one and half in the other would be found in neither.
+        let end = if end - written < WRITE_BYTES_MAX {
+            end
+        } else {
+            buffer.truncate(record::whole_records(buffer));
+            written + buffer.len() as u64
+        };
+        if end == written {
+            return Err(core.corrupt_shm("the log ring holds a record that is longer than any"));
         }
         let index = words.index.load(Acquire);
         log.write_at(Lsn(written), buffer).map_err(|e| self.error(index, "write the log", e))?;

@@ -273,6 +273,15 @@ pub fn plausible_len(bytes: &[u8]) -> Option<usize> {
     (possible.contains(&len) && known_kind(bytes[RECORD_HEADER_BYTES])).then_some(len)
 }
 
+/// How many of `bytes`, which begin with a record, are whole records.
+pub fn whole_records(bytes: &[u8]) -> usize {
+    let mut end = 0;
+    while let Some(len) = plausible_len(&bytes[end..]) {
+        end += len;
+    }
+    end
+}
+
 /// Whether `bytes` begin with a record that belongs to `lsn` in the log of `salt`; its length if so.
 #[inline]
 pub fn sealed_len(salt: u64, lsn: Lsn, bytes: &[u8]) -> Option<u32> {
