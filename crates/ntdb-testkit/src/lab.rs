@@ -2,8 +2,10 @@
 
 use std::ffi::OsString;
 use std::io::Read;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -404,6 +406,42 @@ fn stacks_of(process: u32) -> String {
 pub fn demand_clean(db: &Db, when: &str) {
     let report = db.check().unwrap_or_else(|e| panic!("{when}: check: {e}"));
     assert!(report.is_clean(), "{when}: {report:?}");
+}
+
+/// Calls `each` for every one of `cases`, on two threads; tells all failures at the end, not only
+/// the first.
+///
+/// # Panics
+/// If any case panicked.
+pub fn for_all<T: Sync>(cases: &[T], each: impl Fn(&T) + Sync) {
+    let next = AtomicU64::new(0);
+    let failures = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                    let result = catch_unwind(AssertUnwindSafe(|| each(case)));
+                    if let Err(panic) = result {
+                        let text =
+                            match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
+                                (Some(text), _) => text.clone(),
+                                (None, Some(text)) => (*text).to_string(),
+                                (None, None) => "a panic without a text".into(),
+                            };
+                        failures.lock().expect("no panic while it is held").push(text);
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().expect("no panic while it was held");
+    assert!(
+        failures.is_empty(),
+        "{} of {} cases failed, the first of them:\n{}",
+        failures.len(),
+        cases.len(),
+        failures.iter().take(20).map(String::as_str).collect::<Vec<_>>().join("\n")
+    );
 }
 
 /// The number behind `name` in a worker's report.

@@ -10,7 +10,7 @@ use ntdb::Db;
 use ntdb_testkit::args::Args;
 use ntdb_testkit::board::Board;
 use ntdb_testkit::crash::{self, Hits};
-use ntdb_testkit::lab::{Ended, Lab, PATIENCE, Worker};
+use ntdb_testkit::lab::{self, Ended, Lab, PATIENCE, Worker};
 use ntdb_testkit::script::{Script, Shape};
 use ntdb_testkit::worker::scripted::{self, BEGUN, DONE};
 
@@ -64,6 +64,18 @@ impl Scene {
         crash::read_hits(&self.lab.dir().join("hits"))
     }
 
+    /// The database as if nothing had happened yet.
+    fn start_anew(&self) {
+        for entry in std::fs::read_dir(self.lab.dir()).expect("list").flatten() {
+            if entry.path() != self.lab.board() {
+                std::fs::remove_file(entry.path()).expect("remove");
+            }
+        }
+        for mark in 0..8 {
+            self.board.mark(mark).store(0, Ordering::SeqCst);
+        }
+    }
+
     /// A survivor: attached before the crash and idle until it has happened.
     fn attach(&self) -> Db {
         let args = [
@@ -73,7 +85,9 @@ impl Scene {
             format!("hash_mask={:x}", self.workload.hash_mask),
         ];
         let args = Args::parse(args).expect("arguments");
-        scripted::options(&args).open(self.lab.database()).expect("attach the survivor")
+        scripted::options(&args)
+            .open(self.lab.database())
+            .unwrap_or_else(|e| panic!("{}: open: {e}", self.name))
     }
 
     /// Runs `role` with a crash planned; says whether it came to it.
@@ -147,28 +161,6 @@ fn passages(hits: u64) -> Vec<u64> {
     passages
 }
 
-/// Runs `each` for all `cases` on two threads.
-fn in_parallel<T: Sync>(cases: &[T], each: impl Fn(&T) + Sync) {
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..2)
-            .map(|_| {
-                scope.spawn(|| {
-                    while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        each(case);
-                    }
-                })
-            })
-            .collect();
-        for thread in threads {
-            if let Err(panic) = thread.join() {
-                next.store(cases.len(), Ordering::Relaxed);
-                std::panic::resume_unwind(panic);
-            }
-        }
-    });
-}
-
 fn cases() -> Vec<(Workload, String, u64)> {
     let mut cases = Vec::new();
     for (workload, hits) in counting_runs() {
@@ -185,7 +177,7 @@ fn cases() -> Vec<(Workload, String, u64)> {
 #[test]
 fn beside_a_survivor() {
     let cases = cases();
-    in_parallel(&cases, |(workload, point, nth)| {
+    lab::for_all(&cases, |(workload, point, nth)| {
         let scene = Scene::new(*workload, format!("killed at {point}:{nth}, survivor attached"));
         let survivor = scene.attach();
         // Some points are passed only by the first to open or the last to close.
@@ -198,9 +190,15 @@ fn beside_a_survivor() {
 #[test]
 fn with_nobody_left() {
     let cases = cases();
-    in_parallel(&cases, |(workload, point, nth)| {
+    lab::for_all(&cases, |(workload, point, nth)| {
         let scene = Scene::new(*workload, format!("killed at {point}:{nth}, nobody attached"));
-        assert!(scene.die("script", point, *nth), "{}: it did not die", scene.name);
+        // The hash key is random, so a late passage may not come this time: take one before it.
+        let mut nth = *nth;
+        while !scene.die("script", point, nth) {
+            assert!(nth > 1, "{}: it did not die", scene.name);
+            nth -= nth.div_ceil(4);
+            scene.start_anew();
+        }
         scene.open_and_go_on();
     });
     println!("{} crashes with nobody left", cases.len());
@@ -223,7 +221,7 @@ fn again_inside_the_repair() {
         }
     }
     let crashes = std::sync::atomic::AtomicU64::new(0);
-    in_parallel(&pairs, |(workload, point, nth, with_survivor)| {
+    lab::for_all(&pairs, |(workload, point, nth, with_survivor)| {
         let name = format!("killed at {point}:{nth} (survivor: {with_survivor})");
         let probe = Scene::new(*workload, name.clone());
         let repair = {

@@ -165,17 +165,9 @@ fn every_call_fails_once(errno: &str, wanted: impl Fn(&str) -> bool + Sync) -> (
         }
     }
     assert!(!cases.is_empty(), "no call can fail with {errno}");
-    let next = AtomicUsize::new(0);
     let failures = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while let Some((seed, name, nth)) = cases.get(next.fetch_add(1, Ordering::Relaxed))
-                {
-                    failures.fetch_add(fail_one(*seed, name, *nth, errno), Ordering::Relaxed);
-                }
-            });
-        }
+    lab::for_all(&cases, |(seed, name, nth)| {
+        failures.fetch_add(fail_one(*seed, name, *nth, errno), Ordering::Relaxed);
     });
     (cases.len(), failures.into_inner() as u64)
 }

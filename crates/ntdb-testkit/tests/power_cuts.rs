@@ -132,9 +132,10 @@ fn leave_a_state_that_existed() {
     let first = lab::seed();
     let seeds = lab::number("NTDB_TEST_SEEDS", 300);
     let durable = AtomicU64::new(0);
-    in_parallel(seeds, |n| {
-        // The first is the seed itself, so that one seed can be repeated.
-        let seed = if n == 0 { first } else { mix(first.wrapping_add(n)) };
+    // The first is the seed itself, so that one seed can be repeated.
+    let all: Vec<_> =
+        (0..seeds).map(|n| if n == 0 { first } else { mix(first.wrapping_add(n)) }).collect();
+    lab::for_all(&all, |&seed| {
         durable.fetch_add(Cut::new(seed).run(), Ordering::Relaxed);
     });
     let durable = durable.into_inner();
@@ -166,37 +167,10 @@ fn at_every_crash_point_leave_a_state_that_existed() {
         }
     }
     assert!(!cases.is_empty(), "the scripts pass no crash point");
-    in_parallel(cases.len() as u64, |n| {
-        let (seed, crash) = &cases[n as usize];
+    lab::for_all(&cases, |(seed, crash)| {
         let mut cut = Cut::new(*seed);
         cut.planned = Some(crash.clone());
         cut.run();
     });
     println!("{} power cuts at {} crash points", cases.len(), names.len());
-}
-
-/// Calls `each` for `0..n` on two threads.
-fn in_parallel(n: u64, each: impl Fn(u64) + Sync) {
-    let next = AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..2)
-            .map(|_| {
-                scope.spawn(|| {
-                    loop {
-                        let case = next.fetch_add(1, Ordering::Relaxed);
-                        if case >= n {
-                            return;
-                        }
-                        each(case);
-                    }
-                })
-            })
-            .collect();
-        for thread in threads {
-            if let Err(panic) = thread.join() {
-                next.store(n, Ordering::Relaxed);
-                std::panic::resume_unwind(panic);
-            }
-        }
-    });
 }
