@@ -18,7 +18,8 @@ const INCREMENTS_VARIABLE: &str = "COUNTER_INCREMENTS";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = env::args().skip(1);
-    let path = args.next().unwrap_or_else(|| {
+    let given = args.next();
+    let path = given.clone().unwrap_or_else(|| {
         env::temp_dir().join(format!("counter-{}.ntdb", std::process::id())).display().to_string()
     });
     if let Ok(increments) = env::var(INCREMENTS_VARIABLE) {
@@ -47,6 +48,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err(format!("that should have been {}", processes * increments).into());
     }
     db.close()?;
+    if given.is_none() {
+        // A closed database is this one file.
+        std::fs::remove_file(&path)?;
+    }
     Ok(())
 }
 
