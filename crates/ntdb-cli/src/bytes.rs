@@ -17,7 +17,7 @@ pub fn from_hex(digits: &[u8]) -> Result<Vec<u8>, Failure> {
         let shown = String::from_utf8_lossy(digits);
         Failure::Usage(format!("`{shown}`: {what}; with --hex write two digits 0-9 a-f per byte"))
     };
-    if digits.len() % 2 != 0 {
+    if !digits.len().is_multiple_of(2) {
         return Err(wrong("an odd number of hexadecimal digits"));
     }
     let pairs = digits.chunks_exact(2).map(|pair| hex_pair(pair[0], pair[1]));

@@ -86,7 +86,7 @@ impl Job<'_> {
                 std::mem::swap(&mut record, &mut last_stored);
                 any_stored = true;
             }
-            if tally.records_read % REPORT_EVERY_RECORDS == 0 {
+            if tally.records_read.is_multiple_of(REPORT_EVERY_RECORDS) {
                 report(&tally, any_stored.then_some(&last_stored))?;
             }
         }
