@@ -8,6 +8,7 @@
 //! - [`crowd`]: several processes of the mixed workload.
 //! - [`mount`]: small disks to fill.
 //! - [`crash`]: the names of the crash points.
+//! - [`hostile`]: forged files with right checksums, for a test and for a fuzzer.
 //! - [`lab`]: directories, processes with time limits, seeds.
 //!
 //! A key lock belongs to the thread that took it; it cannot be carried across an `.await` of a
@@ -24,6 +25,7 @@ pub mod args;
 pub mod board;
 pub mod crash;
 pub mod crowd;
+pub mod hostile;
 pub mod lab;
 pub mod mount;
 pub mod powercut;

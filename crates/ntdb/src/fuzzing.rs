@@ -169,31 +169,31 @@ pub fn parse_attach_record(path: &Path) {
     }
 }
 
-/// Puts the CRC of `covered` where it belongs.
-fn put_crc(bytes: &mut [u8], at: usize, covered: &[std::ops::Range<usize>]) {
-    if bytes.len() < at + 4 || covered.iter().any(|range| range.end > bytes.len()) {
+/// Puts the CRC of the `covered` spans (from, to) where it belongs.
+fn put_crc(bytes: &mut [u8], at: usize, covered: &[(usize, usize)]) {
+    if bytes.len() < at + 4 || covered.iter().any(|span| span.1 > bytes.len()) {
         return;
     }
     let crc =
-        covered.iter().fold(0, |crc, range| crc32c::crc32c_append(crc, &bytes[range.clone()]));
+        covered.iter().fold(0, |crc, &(from, to)| crc32c::crc32c_append(crc, &bytes[from..to]));
     bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// Makes the check of a header block right; a log's header has its check at the same place.
 pub fn seal_header(block: &mut [u8]) {
-    put_crc(block, 124, &[0..124]);
+    put_crc(block, 124, &[(0, 124)]);
 }
 
 /// Makes the check of a meta page right.
 pub fn seal_meta(page: &mut [u8]) {
     let end = page.len().max(12);
-    put_crc(page, 8, &[0..8, 12..end]);
+    put_crc(page, 8, &[(0, 8), (12, end)]);
 }
 
 /// Makes the check of a page with the common header (or of a run of pages) right.
 pub fn seal_page(run: &mut [u8]) {
     let end = run.len().max(4);
-    put_crc(run, 0, &[4..end]);
+    put_crc(run, 0, &[(4, end)]);
 }
 
 /// Whether a page with the common header (or a run) has a right check.
@@ -203,7 +203,7 @@ pub fn is_sealed_page(run: &[u8]) -> bool {
 
 /// Makes the check of a shared-memory file's header right.
 pub fn seal_shm_header(bytes: &mut [u8]) {
-    put_crc(bytes, layout::HEADER_BYTES, &[0..layout::HEADER_BYTES]);
+    put_crc(bytes, layout::HEADER_BYTES, &[(0, layout::HEADER_BYTES)]);
 }
 
 /// Makes a shared-memory file that of the data file with this device and inode.

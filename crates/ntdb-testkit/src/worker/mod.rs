@@ -7,6 +7,7 @@ pub mod adopt;
 pub mod crowd;
 pub mod damaged;
 pub mod faulty;
+pub mod forged;
 pub mod forked;
 pub mod layout;
 pub mod mixed;
@@ -43,6 +44,7 @@ pub fn run(args: &Args) -> Result<String, String> {
         "faulty" => faulty::run(args),
         "flips" => damaged::flips(args),
         "hostile" => damaged::hostile(args),
+        "forged" => forged::run(args),
         "hold-view" => simple::hold_view(args),
         "grow" => simple::grow(args),
         "traverse" => simple::traverse(args),

@@ -79,6 +79,7 @@ pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<Che
         core,
         moment: &moment,
         owner: vec![0; (moment.file_pages as usize).div_ceil(64)],
+        value_pages: 0,
         report: CheckReport::default(),
     };
     let result = checker.run();
@@ -116,6 +117,8 @@ struct Checker<'c> {
     moment: &'c Moment,
     /// Bit per page: something uses it.
     owner: Vec<u64>,
+    /// Pages of values that have been verified.
+    value_pages: u64,
     report: CheckReport,
 }
 
@@ -247,6 +250,11 @@ impl Checker<'_> {
                 self.report.records += 1;
                 let key = core.key_of(&record)?;
                 if let Some(extent) = record.extent() {
+                    // Else many records that name the same pages would have them read for each.
+                    self.value_pages += extent.pages as u64;
+                    if self.value_pages > self.moment.file_pages as u64 {
+                        return Err(core.corrupt(page, "its values have pages of others"));
+                    }
                     core.verify_extent(&extent, record.extent_bytes())?;
                 }
                 let hash = core.hasher.hash(key);

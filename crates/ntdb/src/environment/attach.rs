@@ -428,7 +428,10 @@ impl Opening<'_> {
     /// Logs lie beside the path that the file had then; a file that moved with its logs has them at its new path.
     fn where_logs_are(&self, own: Companions, meta: &Meta, dir: Option<&Path>) -> Companions {
         use std::os::unix::ffi::OsStrExt;
-        if meta.log_salt == 0 || own.logs.iter().any(|path| path.exists()) {
+        if meta.log_salt == 0
+            || !meta.base_path.starts_with(b"/")
+            || own.logs.iter().any(|path| path.exists())
+        {
             return own;
         }
         let base = PathBuf::from(std::ffi::OsStr::from_bytes(&meta.base_path));

@@ -82,11 +82,14 @@ impl AttachRecord {
         if crc != le::get_u32(&bytes, CRC_AT) {
             return Ok(None);
         }
-        let base = OsString::from_vec(bytes[BASE_AT..BASE_AT + len].to_vec());
+        let base = PathBuf::from(OsString::from_vec(bytes[BASE_AT..BASE_AT + len].to_vec()));
+        if !base.is_absolute() {
+            return Ok(None);
+        }
         Ok(Some(AttachRecord {
             shm_id: le::get_u64(&bytes, ID_AT),
             boot_id: le::get_bytes(&bytes, BOOT_AT),
-            base: base.into(),
+            base,
         }))
     }
 

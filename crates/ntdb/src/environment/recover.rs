@@ -10,19 +10,19 @@
 //!    continues the log, what only its ring has.
 //! 5. Checkpoint, without a log. Then the old logs mean nothing and are removed; the new shared state gets its name.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::Ordering::*;
 
 use crate::checkpoint::map::{MapPages, for_each_group};
 use crate::core::Core;
 use crate::error::{Error, Result};
+use crate::index::locate::{self, Root};
 use crate::limits::RING_BYTES;
 use crate::log::file::{LogFile, OpenProblem};
 use crate::log::flush::{NO_SWITCH, TEMPORARY};
 use crate::log::record::{Decoded, Op, decode, plausible_len};
 use crate::log::scan::{ScanProblem, Scanner};
-use crate::page::header::Header;
+use crate::page::header::{HEADER_COPY_PAGE, Header};
 use crate::page::map::group_pages;
 use crate::page::meta::{META_PAGES, Meta};
 use crate::page::record::Extent;
@@ -35,7 +35,7 @@ use crate::transaction::operation::{self, Condition};
 use crate::transaction::record::LogRecord;
 use crate::transaction::step::Step;
 use crate::transaction::writer::Writer;
-use crate::types::{Epoch, Lsn, Run};
+use crate::types::{Epoch, Lsn, PageNo, Run};
 
 use super::companions::Companions;
 
@@ -50,7 +50,7 @@ impl OldState {
     pub fn open(shm: Shm, meta: &Meta, boot_id: [u8; 16]) -> Option<OldState> {
         let sequence = shm.control().checkpoint.durable_sequence.load(Relaxed);
         // A meta page may have been written and not yet recorded as durable.
-        let fits = meta.sequence == sequence || meta.sequence == sequence + 1;
+        let fits = meta.sequence == sequence || meta.sequence.checked_sub(1) == Some(sequence);
         let same_boot = boot_id != [0; 16] && shm.header().boot_id == boot_id;
         (fits && same_boot).then_some(OldState { shm })
     }
@@ -103,6 +103,7 @@ pub fn choose_meta(
         }
         data.read_exact_at(&mut page, offset).map_err(failed)?;
         match Meta::decode(&page) {
+            Ok(meta) if !is_plausible(&meta) => problems.push("impossible numbers".to_string()),
             Ok(meta) => found.push((meta, index)),
             Err(problem) => problems.push(problem.to_string()),
         }
@@ -126,6 +127,14 @@ pub fn choose_meta(
         place: "pages 1 and 2".into(),
         reason: format!("neither meta page is valid ({})", problems.join("; ")),
     })
+}
+
+/// Whether a meta page's counters leave room to count on. They begin at 0 and count bytes and checkpoints, so no database
+/// comes near the bound in a thousand years, and no sum of them overflows.
+fn is_plausible(meta: &Meta) -> bool {
+    const BOUND: u64 = 1 << 62;
+    let counters = [meta.sequence, meta.epoch.0, meta.replay_from.0, meta.keep_from.0];
+    counters.iter().all(|&counter| counter < BOUND) && meta.record_count < BOUND
 }
 
 /// Sets up the words of a new shared state for `meta`, found at meta page `index`.
@@ -161,7 +170,29 @@ pub fn initialise(core: &Core, meta: &Meta, index: u32, file_pages: u32) -> Resu
             .map_err(|e| core.io("set up the shared state", e))?;
     }
     load_map(core, meta, file_pages)?;
+    protect(core, meta)?;
     words.free_pages.store(bits::count_free(core, file_pages), Relaxed);
+    Ok(())
+}
+
+/// Checks the root, and marks it and the pages that every database has used, whatever the map says of them: a damaged map
+/// must not have them overwritten.
+fn protect(core: &Core, meta: &Meta) -> Result<()> {
+    let root = Root::from_word(meta.root);
+    let mut runs = vec![Run { first: PageNo(0), len: HEADER_COPY_PAGE + 1 }];
+    match root.depth {
+        Some(depth) => {
+            locate::check_array(core, root.page, depth)?;
+            runs.push(Run { first: root.page, len: locate::array_pages(core.page_size, depth) });
+        }
+        None => runs.push(Run { first: root.page, len: 1 }),
+    }
+    let map = MapPages::load(core, meta.map_levels, &meta.map_pages)?;
+    runs.extend(map.all().map(|page| Run { first: page, len: 1 }));
+    for run in runs {
+        core.check_run(run)?;
+        bits::set_used_unverified(core, run)?;
+    }
     Ok(())
 }
 
@@ -170,10 +201,9 @@ fn load_map(core: &Core, meta: &Meta, file_pages: u32) -> Result<()> {
     let map = MapPages::load(core, meta.map_levels, &meta.map_pages)?;
     let per_group = group_pages(core.page_size);
     if (map.groups.len() as u64 * per_group as u64) < meta.file_pages as u64 {
-        return Err(core.corrupt(
-            crate::types::PageNo(META_PAGES[0]),
-            "the free-space map is shorter than the file",
-        ));
+        return Err(
+            core.corrupt(PageNo(META_PAGES[0]), "the free-space map is shorter than the file")
+        );
     }
     for_each_group(core, &map, |group, group_bits| {
         let first = group as u64 * per_group as u64;
@@ -223,7 +253,8 @@ pub fn replay(
     let mut replay = Replay {
         core,
         meta_lsn: meta.replay_from.0,
-        chunks: HashMap::new(),
+        series: None,
+        log_bytes: log_bytes(companions)?,
         scratch: Vec::new(),
         record: LogRecord::default(),
         applied: false,
@@ -231,7 +262,7 @@ pub fn replay(
     let result = replay.run(companions, header, meta, old);
     core.set_replaying(false);
     result?;
-    replay.drop_chunks()?;
+    replay.drop_series()?;
     // The next record gets the LSN behind the last one.
     let words = &core.control().writer;
     let tail = words.tail.load(Relaxed);
@@ -240,12 +271,26 @@ pub fn replay(
     Ok(replay.applied)
 }
 
+/// A value that comes in chunks.
+#[derive(Clone, Copy)]
+struct Series {
+    /// LSN of the first chunk.
+    first: u64,
+    /// Where its bytes are; `None` if it cannot be finished.
+    extent: Option<Extent>,
+    /// Bytes that have come.
+    filled: u64,
+}
+
 struct Replay<'c> {
     core: &'c Core,
     /// Operations before it are in the checkpoint; chunks before it may still be needed.
     meta_lsn: u64,
-    /// Values of which chunks have been seen, by the LSN of their first chunk.
-    chunks: HashMap<u64, (Extent, u64)>,
+    /// The value of which chunks have been seen last: the LSN of its first chunk, and where its bytes are. One such
+    /// operation runs at a time, so what another one begins is all that an unfinished one leaves.
+    series: Option<Series>,
+    /// Bytes that the logs and the ring hold together. A value that is longer was never finished.
+    log_bytes: u64,
     scratch: Vec<u8>,
     record: LogRecord,
     applied: bool,
@@ -384,6 +429,7 @@ impl Replay<'_> {
             let (record, scratch) = (&mut self.record, &mut self.scratch);
             match op {
                 Op::Put { key, value } => {
+                    operation::check_lengths(core, key.len(), value.len() as u64)?;
                     let hash = core.hasher.hash(key);
                     operation::put(&mut writer, hash, key, value, Condition::Any, record, scratch)?;
                 }
@@ -415,17 +461,25 @@ impl Replay<'_> {
     /// Collects a chunk of a value in an extent of its own.
     fn chunk(&mut self, first: u64, total: u64, bytes: &[u8]) -> Result<()> {
         let core = self.core;
-        let (extent, filled) = match self.chunks.get(&first) {
-            Some(known) => *known,
-            None => {
-                let mut writer = Writer::lock(core, None)?;
-                let pages = operation::extent_pages(core, total)?;
-                let mut step = Step::begin(&mut writer);
-                let at = step.take(pages)?;
-                step.structure()?;
-                (Extent { first: at, pages, crc: 0, epoch: core.epoch() }, 0)
+        let series = match self.series {
+            Some(series) if series.first == first => series,
+            _ => {
+                self.drop_series()?;
+                let mut series = Series { first, extent: None, filled: 0 };
+                if total <= self.log_bytes {
+                    let mut writer = Writer::lock(core, None)?;
+                    let pages = operation::extent_pages(core, total)?;
+                    let mut step = Step::begin(&mut writer);
+                    let at = step.take(pages)?;
+                    step.structure()?;
+                    series.extent = Some(Extent { first: at, pages, crc: 0, epoch: core.epoch() });
+                }
+                self.series = Some(series);
+                series
             }
         };
+        let filled = series.filled;
+        let Some(extent) = series.extent else { return Ok(()) };
         let room = extent.pages as u64 * core.page_size as u64;
         if filled + bytes.len() as u64 > room.min(total) {
             return Err(
@@ -438,7 +492,8 @@ impl Replay<'_> {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.add(filled as usize), bytes.len());
         }
         let crc = crc32c::crc32c_append(extent.crc, bytes);
-        self.chunks.insert(first, (Extent { crc, ..extent }, filled + bytes.len() as u64));
+        let extent = Some(Extent { crc, ..extent });
+        self.series = Some(Series { first, extent, filled: filled + bytes.len() as u64 });
         Ok(())
     }
 
@@ -449,9 +504,10 @@ impl Replay<'_> {
             Op::AppendChunked { key, len, first, crc, .. } => (*key, *len, first.0, *crc),
             _ => return Ok(()),
         };
-        let Some((extent, filled)) = self.chunks.remove(&first) else {
+        let Some(Series { extent: Some(extent), filled, .. }) = self.take_series(first) else {
             return Err(core.corrupt_shm("the log names a value of which it has no chunks"));
         };
+        operation::check_lengths(core, key.len(), len)?;
         let hash = core.hasher.hash(key);
         let layout = operation::layout(core.page_size, key.len(), len).0;
         let is_put = matches!(op, Op::PutChunked { .. });
@@ -496,9 +552,9 @@ impl Replay<'_> {
     /// Chunks of an operation that the checkpoint already has.
     fn forget_chunks(&mut self, op: &Op<'_>) -> Result<()> {
         if let Op::PutChunked { first, .. } | Op::AppendChunked { first, .. } = op
-            && let Some((extent, _)) = self.chunks.remove(&first.0)
+            && self.series.is_some_and(|series| series.first == first.0)
         {
-            self.give_back(&extent)?;
+            self.drop_series()?;
         }
         Ok(())
     }
@@ -510,13 +566,30 @@ impl Replay<'_> {
         step.structure()
     }
 
-    /// Gives back the pages of operations that never finished.
-    fn drop_chunks(&mut self) -> Result<()> {
-        for (extent, _) in std::mem::take(&mut self.chunks).into_values() {
-            self.give_back(&extent)?;
-        }
-        Ok(())
+    fn take_series(&mut self, first: u64) -> Option<Series> {
+        self.series.take_if(|series| series.first == first)
     }
+
+    /// Gives back the pages of an operation that never finished.
+    fn drop_series(&mut self) -> Result<()> {
+        match self.series.take() {
+            Some(Series { extent: Some(extent), .. }) => self.give_back(&extent),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Bytes that the logs and the ring hold together.
+fn log_bytes(companions: &Companions) -> Result<u64> {
+    let mut bytes = RING_BYTES;
+    for path in &companions.logs {
+        match std::fs::symlink_metadata(path) {
+            Ok(metadata) => bytes += metadata.len(),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(Error::from_io(path, "measure the log", e)),
+        }
+    }
+    Ok(bytes)
 }
 
 fn open_log(path: &Path) -> Result<Option<LogFile>> {

@@ -107,6 +107,20 @@ pub fn directory_offset(index: usize) -> usize {
     HEAD_BYTES + 4 * index
 }
 
+/// Checks that the page at `first` begins a root array of `depth`, as long as that depth needs.
+pub fn check_array(core: &Core, first: PageNo, depth: u8) -> Result<()> {
+    if depth > MAX_ROOT_DEPTH {
+        return Err(core.corrupt(first, "the root array has an impossible depth"));
+    }
+    core.tree_page(first, Kind::RootArray)?;
+    let head = core.head(first)?;
+    let pages = array_pages(core.page_size, depth);
+    if head.depth.load(Relaxed) != depth || head.run_pages.load(Relaxed) != pages {
+        return Err(core.corrupt(first, "the root array is not as long as its depth says"));
+    }
+    Ok(())
+}
+
 /// The entry of the root array at `first` for `index`.
 #[inline]
 pub fn array_entry(core: &Core, first: PageNo, depth: u8, index: usize) -> Result<DirectoryRef> {

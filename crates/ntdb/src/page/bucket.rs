@@ -240,15 +240,18 @@ impl<'a> Bucket<'a> {
     }
 
     /// Writes `bytes` into the free space, where nobody can see them yet; returns their offset. Needs the writer lock
-    /// and room.
+    /// and room. (Room that was there a moment ago vanishes only where a damaged map made somebody else's page of this
+    /// one.)
     #[inline]
-    pub fn write_record(&self, bytes: &[u8]) -> usize {
+    pub fn write_record(&self, bytes: &[u8]) -> Result<usize, Reason> {
         let at = self.free_offset();
-        assert!(bytes.len() <= self.size - at, "no room in the bucket");
+        if at > self.size || bytes.len() > self.size - at {
+            return Err("a bucket's free space has vanished");
+        }
         self.head().free.store((at + bytes.len()) as u32, Relaxed);
         // SAFETY: within the page, behind everything that any slot names; the writer lock keeps other writers away.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.page.add(at), bytes.len()) };
-        at
+        unsafe { std::ptr::copy(bytes.as_ptr(), self.page.add(at), bytes.len()) };
+        Ok(at)
     }
 
     /// Calls `f` with every live slot. Records that overlap are damage: a page of slots that all name one record would
@@ -354,11 +357,11 @@ impl<'a> Builder<'a> {
             return false;
         }
         let Some(slot) = self.bucket.vacant_slot(hash) else { return false };
-        let at = self.bucket.write_record(bytes);
+        let Ok(at) = self.bucket.write_record(bytes) else { return false };
         self.bucket.offset(slot).store(at as u16, Relaxed);
         self.bucket.tag(slot).store(tag_of(hash), Relaxed);
         let head = self.bucket.head();
-        head.occupied.store(head.occupied.load(Relaxed) + 1, Relaxed);
+        head.occupied.store(head.occupied.load(Relaxed).saturating_add(1), Relaxed);
         true
     }
 
@@ -451,7 +454,7 @@ mod tests {
                     Some((slot, _)) => slot,
                     None => match bucket.vacant_slot(hash_of(&key)) { Some(slot) => slot, None => break },
                 };
-                let at = bucket.write_record(&bytes);
+                let at = bucket.write_record(&bytes).unwrap();
                 bucket.offset(slot).store(at as u16, Release);
                 if bucket.tag(slot).load(Relaxed) & LIVE == 0 {
                     if bucket.is_empty_slot(slot) {

@@ -290,9 +290,9 @@ mod tests {
             let record = parse_all(&bytes).unwrap();
             prop_assert_eq!((record.len, record.value_len, record.form), (bytes.len(), value_len, Form::LongValue(extent)));
             bytes.clear();
-            encode_long_key(&mut bytes, 1 << 20, hash, value_len, &extent);
+            encode_long_key(&mut bytes, MAX_KEY_BYTES, hash, value_len, &extent);
             let record = parse_all(&bytes).unwrap();
-            prop_assert_eq!((record.len, record.key_len, record.form), (bytes.len(), 1 << 20, Form::LongKey { hash, extent }));
+            prop_assert_eq!((record.len, record.key_len, record.form), (bytes.len(), MAX_KEY_BYTES, Form::LongKey { hash, extent }));
         }
 
         #[test]

@@ -188,7 +188,7 @@ fn publish(
         Some((page, bucket, _)) => (*page, *bucket),
         None => (path.bucket, core.bucket(path.bucket)?),
     };
-    let offset = bucket.write_record(bytes);
+    let offset = bucket.write_record(bytes).map_err(core.damage(page))?;
     crash_point("slot.record.written");
     let head = bucket.head();
     match present {
@@ -390,11 +390,8 @@ pub fn append(
             continue;
         }
         // What recovery applies is in the log already, perhaps in chunks because one record cannot hold it.
-        if core.is_logged() {
-            // In a replay the record is the one that is being replayed.
-            if !core.is_replaying() {
-                log.encode(&Op::Append { key, length_before: before, bytes });
-            }
+        if !core.is_replaying() {
+            log.encode(&Op::Append { key, length_before: before, bytes });
         }
         scratch.clear();
         let mut step = Step::begin(writer);
