@@ -131,7 +131,7 @@ fn note(dir: &Path, images: &Path, moment: u64, event: &Event<'_>) -> io::Result
         }
         _ => {}
     }
-    if matches!(event.what, What::SyncBegin | What::Write { .. }) && moment % 5 == 0 {
+    if matches!(event.what, What::SyncBegin | What::Write { .. }) && moment.is_multiple_of(5) {
         // Mapped pages change without an event: look at them now and then.
         for (name, inode) in listing(dir)? {
             if !name.ends_with("-shm") {

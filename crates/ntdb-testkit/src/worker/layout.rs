@@ -41,7 +41,7 @@ impl Layout {
             return format!("h{id}").into_bytes();
         }
         let mut key = format!("large-{id:07}-").into_bytes();
-        if id % 64 == 0 {
+        if id.is_multiple_of(64) {
             key.resize(key.len() + (id / 64 % 300) as usize, b'x');
         }
         key

@@ -283,7 +283,7 @@ impl Writer {
 
     fn append_to_log(&mut self) -> Result<(), String> {
         let counter = self.appended + 1;
-        let first_in_log = self.appended % LOG_APPENDS == 0;
+        let first_in_log = self.appended.is_multiple_of(LOG_APPENDS);
         let previous = if first_in_log { 0 } else { self.appended };
         let key = log_key(log_of(counter));
         let stamp = Stamp { writer: self.me, counter, previous };

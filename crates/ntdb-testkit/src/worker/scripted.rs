@@ -4,7 +4,10 @@
 //! Whoever comes after the script's process died reads the database, finds the place in the script
 //! whose state that is, demands that it lies where it must, and goes on from there.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
 
 use ntdb::{Db, Error, Options};
 
@@ -112,8 +115,10 @@ fn follow(
     let kill_before: usize = args.get("kill_before", usize::MAX);
     let to = args.get("to", usize::MAX).min(script.ops.len());
     let mut db = Some(db);
+    let mut readers = Readers { every: args.get("hold", 0), held: VecDeque::new() };
     for n in from..to {
         let op = &script.ops[n];
+        readers.step(n, script, db.as_ref().expect("open between operations"));
         board.mark(BEGUN).store(n as u64 + 1, Ordering::SeqCst);
         if n == kill_before {
             // SAFETY: ends this process as a crash does.
@@ -122,6 +127,7 @@ fn follow(
         let open = db.as_ref().expect("open between operations");
         op.run(open).map_err(|e| format!("operation {n}, {}: {e}", name(op)))?;
         if *op == Op::Reopen {
+            readers.release();
             db.take().expect("open").close().map_err(|e| format!("close: {e}"))?;
             board.mark(DURABLE).store(n as u64, Ordering::SeqCst);
             let again = options(args).open(&args.database);
@@ -132,12 +138,59 @@ fn follow(
             board.mark(DURABLE).store(n as u64 + 1, Ordering::SeqCst);
         }
     }
+    readers.release();
     db.take().expect("open").close().map_err(|e| format!("close: {e}"))?;
     board.mark(DURABLE).store(to as u64, Ordering::SeqCst);
     if args.text("hits").is_some() {
         crash::write_hits(&args.path("hits")).map_err(|e| format!("hits: {e}"))?;
     }
     Ok(format!("followed to {to}"))
+}
+
+/// Readers that overlap: each looks at one record for many operations, and the next one begins
+/// before it ends. So replaced pages queue up and come free in long stretches.
+struct Readers {
+    /// A new one after so many operations; 0 for none.
+    every: usize,
+    held: VecDeque<(mpsc::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Readers {
+    fn step(&mut self, n: usize, script: &Script, db: &Db) {
+        if self.every == 0 || n == 0 || !n.is_multiple_of(self.every) {
+            return;
+        }
+        let Op::Put(key, _) = &script.ops[n - 1] else { return };
+        let (key, db) = (key.clone(), db.clone());
+        let (release, released) = mpsc::channel::<()>();
+        let (inside, is_inside) = mpsc::channel();
+        let reader = std::thread::spawn(move || {
+            let looked = db.view(&key, |_| {
+                let _ = inside.send(());
+                let _ = released.recv();
+            });
+            drop(looked);
+        });
+        // Also returns if the record is not there and the thread has ended.
+        let _ = is_inside.recv();
+        self.held.push_back((release, reader));
+        if self.held.len() > 2 {
+            self.release_oldest();
+        }
+    }
+
+    fn release_oldest(&mut self) {
+        if let Some((release, reader)) = self.held.pop_front() {
+            drop(release);
+            reader.join().expect("a reader without a panic");
+        }
+    }
+
+    fn release(&mut self) {
+        while !self.held.is_empty() {
+            self.release_oldest();
+        }
+    }
 }
 
 /// The kind of an operation.
