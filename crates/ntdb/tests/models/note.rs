@@ -160,8 +160,7 @@ impl Shared {
         // retire::enqueue
         fence(SeqCst);
         let era = self.era.load(Relaxed);
-        let (before, after) =
-            (self.note_fresh[0].load(Relaxed), self.note_fresh[1].load(Relaxed));
+        let (before, after) = (self.note_fresh[0].load(Relaxed), self.note_fresh[1].load(Relaxed));
         for index in before..after {
             life.step()?;
             self.fresh_era[index as usize].store(era, Relaxed);
