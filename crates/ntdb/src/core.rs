@@ -23,6 +23,7 @@ use crate::shm::Shm;
 use crate::shm::layout::Control;
 use crate::shm::pin::PinTable;
 use crate::shm::process::Session;
+use crate::shm::segment::{self, MAX_CHUNKS};
 use crate::storage::file::File;
 use crate::storage::fork_local::ForkLocal;
 use crate::storage::mapping::{self, Access, Mapping};
@@ -55,6 +56,8 @@ pub struct Core {
     /// Page size in bytes.
     pub page_size: usize,
     page_shift: u32,
+    /// Most index bits of a directory page: entries of 4 bytes in half a page, since the header prevents a larger power of two.
+    pub max_index_bits: u8,
     /// The hash function of this database.
     pub hasher: KeyHasher,
     /// Reserve in percent.
@@ -73,12 +76,9 @@ pub struct Core {
     /// Addresses reserved at `base`, in bytes.
     mapped_bytes: AtomicU64,
     mappings: ForkLocal<Vec<Mapping>>,
-    /// Address of the first chunk of the verified bits, once it is known.
-    verified_first: AtomicPtr<AtomicU64>,
+    /// Addresses of the chunks of the verified bits, once they are known.
+    verified: [AtomicPtr<AtomicU64>; MAX_CHUNKS],
 }
-
-/// Pages whose verified bit lies in the first chunk.
-const FIRST_CHUNK_PAGES: u32 = (crate::shm::segment::FIRST_CHUNK_BYTES * 8) as u32;
 
 impl Core {
     #[allow(clippy::too_many_arguments, missing_docs)]
@@ -104,6 +104,7 @@ impl Core {
             shm,
             page_size: page_size as usize,
             page_shift: page_size.trailing_zeros(),
+            max_index_bits: (page_size / 8).trailing_zeros() as u8,
             hasher,
             reserve_percent,
             pins,
@@ -116,7 +117,7 @@ impl Core {
             known_pages: AtomicU32::new(0),
             mapped_bytes: AtomicU64::new(mapping.reserved()),
             mappings: ForkLocal::new(vec![mapping]),
-            verified_first: AtomicPtr::new(std::ptr::null_mut()),
+            verified: [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CHUNKS],
         }
     }
 
@@ -373,25 +374,30 @@ impl Core {
     }
 
     /// The word of the verified bits that holds the bit of `number`.
-    #[inline]
+    #[inline(always)]
     fn verified_word(&self, number: PageNo) -> Option<&AtomicU64> {
-        if number.0 < FIRST_CHUNK_PAGES {
-            let first = self.verified_first.load(Relaxed);
-            if !first.is_null() {
-                // SAFETY: the first chunk holds the bits of FIRST_CHUNK_PAGES pages; chunks never move.
-                return Some(unsafe { &*first.add(number.0 as usize / 64) });
-            }
+        let position = number.0 as u64 / 64 * 8;
+        let (chunk, within) = segment::locate(position);
+        let start = self.verified.get(chunk)?.load(Relaxed);
+        if start.is_null() {
+            return self.find_verified_chunk(chunk, position);
         }
+        // SAFETY: the chunk is backed and holds this word; chunks never move.
+        Some(unsafe { &*start.cast::<u8>().add(within as usize).cast::<AtomicU64>() })
+    }
+
+    #[cold]
+    fn find_verified_chunk(&self, chunk: usize, position: u64) -> Option<&AtomicU64> {
         let table = &self.control().verified_bits;
-        let word = self.shm.word(table, number.0 as u64 / 64 * 8)?;
-        if let Some(first) = self.shm.element(table, 0) {
-            self.verified_first.store(first.cast(), Relaxed);
-        }
+        let word = self.shm.word(table, position)?;
+        let (_, within) = segment::locate(position);
+        let start = (word as *const AtomicU64).cast::<u8>().wrapping_sub(within as usize);
+        self.verified[chunk].store(start.cast_mut().cast(), Relaxed);
         Some(word)
     }
 
     /// Whether page `number` needs no verification any more.
-    #[inline]
+    #[inline(always)]
     pub fn is_verified(&self, number: PageNo) -> bool {
         match self.verified_word(number) {
             Some(word) => word.load(Relaxed) >> (number.0 % 64) & 1 == 1,
@@ -403,6 +409,31 @@ impl Core {
     pub fn set_verified(&self, number: PageNo) {
         if let Some(word) = self.verified_word(number) {
             word.fetch_or(1 << (number.0 % 64), Relaxed);
+        }
+    }
+
+    /// Address of page `number` if it is known to be within the file, and verified.
+    #[inline(always)]
+    pub fn quick_page(&self, number: PageNo) -> Option<*mut u8> {
+        if number.0 >= self.known_pages.load(Acquire) || !self.is_verified(number) {
+            return None;
+        }
+        // SAFETY: within the mapping, as known_pages promises.
+        Some(unsafe { self.base.load(Acquire).add((number.0 as usize) << self.page_shift) })
+    }
+
+    /// The word at byte `offset` of the run that begins at page `number`, under the same conditions.
+    #[inline(always)]
+    pub fn quick_word<T>(&self, number: PageNo, offset: usize) -> Option<&T> {
+        let last = number.0 as usize + (offset >> self.page_shift);
+        if last >= self.known_pages.load(Acquire) as usize || !self.is_verified(number) {
+            return None;
+        }
+        // SAFETY: within the mapping, as known_pages promises; the words there are atomics to everybody, at offsets that their
+        // callers keep aligned.
+        unsafe {
+            let page = self.base.load(Acquire).add((number.0 as usize) << self.page_shift);
+            Some(&*page.add(offset).cast::<T>())
         }
     }
 

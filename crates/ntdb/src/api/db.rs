@@ -175,21 +175,16 @@ impl Db {
         let core = self.core();
         let hash = core.hasher.hash(key);
         let _pin = self.environment.pin()?;
-        match lookup::find(core, lookup::current_root(core), hash, key)? {
-            Some(record) => Ok(Some(f(core.value_of(&record)?))),
-            None => Ok(None),
-        }
+        Ok(lookup::find_value(core, hash, key)?.map(f))
     }
 
     /// Whether `key` is present. Takes no lock.
     ///
     /// # Errors
     /// As [`Db::get`].
+    #[inline]
     pub fn contains(&self, key: &[u8]) -> Result<bool> {
-        let core = self.core();
-        let hash = core.hasher.hash(key);
-        let _pin = self.environment.pin()?;
-        Ok(lookup::find(core, lookup::current_root(core), hash, key)?.is_some())
+        Ok(self.view(key, |_| ())?.is_some())
     }
 
     /// Stores `value` under `key`, whether present or not.

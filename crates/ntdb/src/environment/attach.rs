@@ -29,7 +29,9 @@ use crate::storage::filesystem::{self, Suitability};
 use crate::storage::fork;
 use crate::storage::fork_local::ForkLocal;
 use crate::storage::mapping::{Access, Mapping};
+use crate::storage::membarrier;
 use crate::storage::ofd::{ATTACH, LockKind, OfdFile, READER, REPAIR, slot_byte, slot_bytes};
+use crate::transaction::writer::Writer;
 use crate::types::SlotId;
 
 use super::companions::{AttachRecord, Companions, resolve};
@@ -508,6 +510,7 @@ impl Opening<'_> {
         // Nothing is durable of what happens here, so no checkpoint holds pages back; but they are copied before they are changed.
         core.control().checkpoint.durable_epoch.store(u64::MAX, Relaxed);
         core.set_session(private_session(&core)?);
+        go_fenceless(&core)?;
         recover::replay(&core, &left, header, &meta, old.as_ref())?;
         self.ofd.unlock(ATTACH).map_err(|e| self.io("unlock the database", e))?;
         let Opening { options, path, resolved: _, data: _, id, ofd } = self;
@@ -704,6 +707,19 @@ fn take_slot(core: &Core, ofd: OfdFile) -> Result<()> {
         ofd.unlock(REPAIR).map_err(io)?;
     }
     crash_point("attach.slot.taken");
+    go_fenceless(core)
+}
+
+/// Leaves the fences of this process's pins to those who reclaim, if the kernel provides for it.
+fn go_fenceless(core: &Core) -> Result<()> {
+    if !membarrier::register() {
+        return Ok(());
+    }
+    if core.control().pins.fenceless.swap(1, SeqCst) == 0 {
+        // A reclaimer that did not see the word yet has finished after this.
+        drop(Writer::lock(core, None)?);
+    }
+    core.session().pins.go_fenceless();
     Ok(())
 }
 
@@ -774,7 +790,8 @@ pub fn attach_child(environment: &Environment) -> Result<()> {
         Backing::Memory | Backing::Private => {
             let before = core.session().slot;
             core.set_session(private_session(core)?);
-            repair::repair_slot(core, before)
+            repair::repair_slot(core, before)?;
+            go_fenceless(core)
         }
         Backing::Shared | Backing::SharedReadOnly => {
             let read_only = core.backing == Backing::SharedReadOnly;
@@ -840,6 +857,7 @@ pub fn open_in_memory(options: &Options) -> Result<Arc<Environment>> {
     recover::initialise(&core, &meta, 0, meta.file_pages)?;
     core.control().checkpoint.durable_epoch.store(u64::MAX, Relaxed);
     core.set_session(private_session(&core)?);
+    go_fenceless(&core)?;
     let companions = Companions::of(path, None);
     Ok(Arc::new(Environment {
         logs: Logs::new(companions.logs.clone(), header.uuid),

@@ -4,73 +4,51 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::page::bucket::{Builder, groups_for};
+use crate::page::bucket::{Builder, Load, groups_for};
 use crate::page::head::HEAD_BYTES;
 use crate::transaction::step::Step;
 use crate::types::PageNo;
 
-/// The live records of some buckets, counted.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Load {
-    /// Live records.
-    pub records: usize,
-    /// Their bytes.
-    pub bytes: usize,
-}
-
-impl Load {
-    /// Bytes that the records take in a page, slots included.
-    pub fn page_bytes(&self) -> usize {
-        // Three bytes a slot, and seven of eight slots in use.
-        self.bytes + self.records * 24 / 7
-    }
-}
-
-/// Which records to take: those that have `value` as hash bit `bit` (counted from the top).
+/// A live record of a page that is being replaced. The page stays as it is while the writer lock is held.
 #[derive(Clone, Copy, Debug)]
-pub struct Half {
-    /// Which bit.
-    pub bit: u8,
-    /// Its value.
-    pub value: bool,
+pub struct Live {
+    /// Hash of its key.
+    pub hash: u64,
+    start: *const u8,
+    len: usize,
 }
 
-impl Half {
-    fn has(&self, hash: u64) -> bool {
-        (hash >> (63 - self.bit) & 1 == 1) == self.value
-    }
-}
-
-/// Counts the live records of `sources`, of one half or all.
-pub fn load(core: &Core, sources: &[PageNo], half: Option<Half>) -> Result<Load> {
-    let mut load = Load::default();
+/// The live records of `sources`, with their hashes.
+pub fn gather(core: &Core, sources: &[PageNo]) -> Result<Vec<Live>> {
+    let mut records = Vec::with_capacity(512);
     for &page in sources {
         core.bucket(page)?.for_each_live(core.damage(page), |_, record| {
-            if half.is_none_or(|half| core.hash_of(&record).is_ok_and(|hash| half.has(hash))) {
-                load.records += 1;
-                load.bytes += record.len;
-            }
+            let hash = core.hash_of(&record)?;
+            records.push(Live { hash, start: record.start, len: record.len });
             Ok(())
         })?;
     }
-    Ok(load)
+    Ok(records)
 }
 
-/// Copies the live records of `sources` (of one half or all) into new pages that `step` takes; returns the first. What one
-/// page cannot hold, filled to `fill_percent`, goes to overflow pages. `extra` is what will be added soon, for which
-/// slots are provided.
+/// Counts records.
+pub fn load(records: &[Live]) -> Load {
+    Load { records: records.len(), bytes: records.iter().map(|record| record.len).sum() }
+}
+
+/// Copies `records` into new pages that `step` takes; returns the first. What one page cannot hold, filled to
+/// `fill_percent`, goes to overflow pages. `extra` is what will be added soon, for which slots are provided.
 pub fn build(
     step: &mut Step,
-    sources: &[PageNo],
-    half: Option<Half>,
+    records: &[Live],
     depth: u8,
     prefix: u64,
     fill_percent: usize,
     extra: Load,
 ) -> Result<PageNo> {
     let core = step.core();
-    let live = load(core, sources, half)?;
-    let expected = Load { records: live.records + extra.records, bytes: live.bytes + extra.bytes };
+    let live = load(records);
+    let expected = live.plus(extra);
     let size = core.page_size;
     let groups = groups_for(size, expected.records, expected.bytes);
     let one_page = live.page_bytes() <= (size - HEAD_BYTES) * fill_percent / 100;
@@ -84,25 +62,18 @@ pub fn build(
         Ok(unsafe { Builder::new(page, size, number, epoch, depth, prefix, groups) })
     };
     let mut builder = begin(head)?;
-    for &source in sources {
-        core.bucket(source)?.for_each_live(core.damage(source), |_, record| {
-            let hash = core.hash_of(&record)?;
-            if half.is_some_and(|half| !half.has(hash)) {
-                return Ok(());
+    for record in records {
+        // SAFETY: the parser checked that the record lies in its page, and published records don't change.
+        let bytes = unsafe { std::slice::from_raw_parts(record.start, record.len) };
+        let full = builder.used_bytes() + bytes.len() > builder.room() * fill / 100;
+        if full || !builder.push(record.hash, bytes) {
+            let next = step.take(1)?;
+            builder.head().next.store(next.0, Relaxed);
+            builder = begin(next)?;
+            if !builder.push(record.hash, bytes) {
+                return Err(core.corrupt(head, "a record is too long for a page"));
             }
-            // SAFETY: the parser checked that the record lies in its page, and published records don't change.
-            let bytes = unsafe { std::slice::from_raw_parts(record.start, record.len) };
-            let full = builder.used_bytes() + bytes.len() > builder.room() * fill / 100;
-            if full || !builder.push(hash, bytes) {
-                let next = step.take(1)?;
-                builder.head().next.store(next.0, Relaxed);
-                builder = begin(next)?;
-                if !builder.push(hash, bytes) {
-                    return Err(core.corrupt(source, "a record is too long for a page"));
-                }
-            }
-            Ok(())
-        })?;
+        }
     }
     Ok(head)
 }

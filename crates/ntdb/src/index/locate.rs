@@ -83,13 +83,6 @@ pub fn leading(hash: u64, bits: u8) -> usize {
     (hash >> 1 >> (63 - bits)) as usize
 }
 
-/// Most index bits of a directory page.
-#[inline]
-pub fn max_index_bits(page_size: usize) -> u8 {
-    // Entries of 4 bytes in at most half a page: the header prevents more in a power of two.
-    (page_size / 8).trailing_zeros() as u8
-}
-
 /// Pages of a root array of `depth`.
 pub fn array_pages(page_size: usize, depth: u8) -> u32 {
     (HEAD_BYTES + (8usize << depth)).div_ceil(page_size) as u32
@@ -132,7 +125,7 @@ pub fn array_entry(core: &Core, first: PageNo, depth: u8, index: usize) -> Resul
     // SAFETY: within the mapping and aligned; entries are atomics to everybody.
     let word = u64::from_le(unsafe { &*at.cast::<AtomicU64>() }.load(Acquire));
     let entry = DirectoryRef::from_word(word);
-    if entry.index_bits > max_index_bits(core.page_size) || entry.prefix_bits > depth {
+    if entry.index_bits > core.max_index_bits || entry.prefix_bits > depth {
         return Err(core.corrupt(first, "an entry of the root array is impossible"));
     }
     Ok(entry)

@@ -1,15 +1,14 @@
 //! Finding one record.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::page::bucket::{Bucket, Found};
+use crate::page::bucket::{Bucket, Found, SHORT_KEY, Short};
 use crate::page::head::prefix_of;
-use crate::page::record::Record;
 use crate::types::PageNo;
 
-use super::locate::{self, Root};
+use super::locate::{self, DirectoryRef, Root};
 
 /// The current root.
 #[inline]
@@ -17,11 +16,57 @@ pub fn current_root(core: &Core) -> Root {
     Root::from_word(core.control().readers.root.load(Acquire))
 }
 
-/// The record of `key` below `root`. The caller holds a pin, or the writer lock.
+/// The value of `key` in the current tree. The caller holds a pin, or the writer lock.
 #[inline]
-pub fn find(core: &Core, root: Root, hash: u64, key: &[u8]) -> Result<Option<Record>> {
-    let page = locate::bucket_page(core, root, hash)?;
-    Ok(find_in_chain(core, page, hash, key)?.map(|(_, _, found)| found.record))
+pub fn find_value<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Result<Option<&'a [u8]>> {
+    match quick(core, hash, key) {
+        // SAFETY: within the page, and published bytes don't change; the caller's pin keeps the page from being re-used.
+        Short::Found(value, len) => Ok(Some(unsafe { std::slice::from_raw_parts(value, len) })),
+        Short::Absent => Ok(None),
+        Short::Unusual => find_value_slowly(core, hash, key),
+    }
+}
+
+/// The short cut for short records in verified pages: nothing here can fail, and whatever is out of the ordinary is left to the
+/// slow way, which also names what is wrong.
+#[inline(always)]
+fn quick(core: &Core, hash: u64, key: &[u8]) -> Short {
+    if key.len() >= SHORT_KEY {
+        return Short::Unusual;
+    }
+    let root = Root::from_word(core.control().readers.root.load(Acquire));
+    let mut page = root.page;
+    if let Some(depth) = root.depth {
+        let index = locate::leading(hash, depth & 63);
+        let Some(entry) = core.quick_word::<AtomicU64>(page, locate::array_offset(index)) else {
+            return Short::Unusual;
+        };
+        let entry = DirectoryRef::from_word(u64::from_le(entry.load(Acquire)));
+        if entry.index_bits > core.max_index_bits || entry.prefix_bits > 63 {
+            return Short::Unusual;
+        }
+        let offset = locate::directory_offset(entry.index(hash));
+        let Some(bucket) = core.quick_word::<AtomicU32>(entry.page, offset) else {
+            return Short::Unusual;
+        };
+        page = PageNo(u32::from_le(bucket.load(Acquire)));
+    }
+    let Some(base) = core.quick_page(page) else { return Short::Unusual };
+    // SAFETY: within the mapping, which stays; the caller's pin keeps the page from being re-used.
+    let Ok(bucket) = (unsafe { Bucket::at(base, core.page_size) }) else { return Short::Unusual };
+    match bucket.find_short(hash, key) {
+        Short::Absent if !bucket.head().next().is_none() => Short::Unusual,
+        found => found,
+    }
+}
+
+#[inline(never)]
+fn find_value_slowly<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Result<Option<&'a [u8]>> {
+    let page = locate::bucket_page(core, current_root(core), hash)?;
+    match find_in_chain(core, page, hash, key)? {
+        Some((_, _, found)) => core.value_of(&found.record).map(Some),
+        None => Ok(None),
+    }
 }
 
 /// Finds `key` in the bucket that begins at `page`, overflow pages included.

@@ -8,13 +8,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::core::Core;
 use crate::error::Result;
+use crate::page::bucket::Load;
 use crate::page::head::{HEAD_BYTES, Kind, PageHead, prefix_of};
 use crate::storage::failpoint::crash_point;
 use crate::transaction::step::{IN_SHM, Step};
 use crate::transaction::writer::Writer;
 use crate::types::{PageNo, Run};
 
-use super::build::{self, Half, Load};
+use super::build;
 use super::locate::{self, DirectoryRef, Path, Root};
 use super::lookup;
 
@@ -208,10 +209,34 @@ fn rebuild(
     let depth = bucket_depth(core, path)?;
     let prefix = core.head(path.bucket)?.prefix.load(Relaxed);
     let mut step = Step::begin(writer);
-    let new = build::build(&mut step, chain, None, depth, prefix, fill_percent, extra)?;
+    let records = build::gather(core, chain)?;
+    let new = build::build(&mut step, &records, depth, prefix, fill_percent, extra)?;
     give_pages(&mut step, chain)?;
     store_bucket(&mut step, path, depth, 0, 1, new);
     crash_point("structure.rebuild");
+    count(core, |counters| &counters.compactions);
+    step.structure()?;
+    Ok(Progress::Stepped)
+}
+
+/// Copies a bucket without its dead records to a new page, each record in the slot that it has: nothing is hashed or searched.
+fn compact(writer: &mut Writer, path: &Path) -> Result<Progress> {
+    let core = writer.core;
+    if own_directory(writer, path)? == Progress::Stepped {
+        return Ok(Progress::Stepped);
+    }
+    let depth = bucket_depth(core, path)?;
+    let bucket = core.bucket(path.bucket)?;
+    let made = bucket.head().epoch();
+    let mut step = Step::begin(writer);
+    let new = step.take(1)?;
+    let target = core.page(new)?;
+    // SAFETY: taken by this step: nobody else uses it.
+    unsafe { bucket.compact_into(target) }.map_err(core.damage(path.bucket))?;
+    set_identity(core, new)?;
+    step.give(Run { first: path.bucket, len: 1 }, made)?;
+    store_bucket(&mut step, path, depth, 0, 1, new);
+    crash_point("structure.compact");
     count(core, |counters| &counters.compactions);
     step.structure()?;
     Ok(Progress::Stepped)
@@ -222,12 +247,21 @@ fn rebuild(
 pub fn make_room(writer: &mut Writer, path: &Path, hash: u64, extra: Load) -> Result<()> {
     let core = writer.core;
     let chain = lookup::chain(core, path.bucket)?;
-    let live = build::load(core, &chain, None)?;
-    let with_extra =
-        Load { records: live.records + extra.records, bytes: live.bytes + extra.bytes };
+    let mut live = Load::default();
+    for &page in &chain {
+        live = live.plus(core.bucket(page)?.load());
+    }
     let page_room = core.page_size - HEAD_BYTES;
-    if chain.len() == 1 && with_extra.page_bytes() * 100 < page_room * REBUILD_BELOW_PERCENT {
-        return rebuild(writer, path, &chain, 100, extra).map(drop);
+    let with_extra = live.plus(extra).page_bytes() * 100;
+    if chain.len() == 1 && with_extra < page_room * REBUILD_BELOW_PERCENT {
+        let bucket = core.bucket(path.bucket)?;
+        let has_slots = extra.records == 0 || bucket.vacant_slot(hash).is_some();
+        let progress = if has_slots {
+            compact(writer, path)?
+        } else {
+            rebuild(writer, path, &chain, 100, extra)?
+        };
+        return Ok(drop(progress));
     }
     if split(writer, path, hash, &chain, extra)? != Progress::AtCap {
         return Ok(());
@@ -257,7 +291,7 @@ fn extend_chain(writer: &mut Writer, path: &Path, extra: Load) -> Result<()> {
     let depth = bucket_depth(core, path)?;
     let prefix = core.head(path.bucket)?.prefix.load(Relaxed);
     let mut step = Step::begin(writer);
-    let new = build::build(&mut step, &[], None, depth, prefix, 100, extra)?;
+    let new = build::build(&mut step, &[], depth, prefix, 100, extra)?;
     core.head(new)?.next.store(path.bucket.0, Relaxed);
     store_bucket(&mut step, path, depth, 0, 1, new);
     crash_point("structure.extend.chain");
@@ -281,13 +315,14 @@ fn split(
     if own_directory(writer, path)? == Progress::Stepped {
         return Ok(Progress::Stepped);
     }
+    let bit_of = |hash: u64| hash >> (63 - depth) & 1 == 1;
+    let (upper, lower): (Vec<_>, Vec<_>) =
+        build::gather(core, chain)?.into_iter().partition(|record| bit_of(record.hash));
     let mut step = Step::begin(writer);
-    for value in [false, true] {
-        let half = Half { bit: depth, value };
+    for (value, records) in [(false, lower), (true, upper)] {
         let prefix = prefix_of(hash, depth) | (value as u64) << (63 - depth);
-        let mine = value == (hash >> (63 - depth) & 1 == 1);
-        let extra = if mine { extra } else { Load::default() };
-        let new = build::build(&mut step, chain, Some(half), depth + 1, prefix, 100, extra)?;
+        let extra = if value == bit_of(hash) { extra } else { Load::default() };
+        let new = build::build(&mut step, &records, depth + 1, prefix, 100, extra)?;
         store_bucket(&mut step, path, depth, value as usize, 2, new);
         crash_point("structure.split.half");
     }
@@ -371,7 +406,7 @@ fn deepen_directory(writer: &mut Writer, path: &Path, entry: DirectoryRef) -> Re
     let core = writer.core;
     let old = entry.page;
     let prefix = core.head(old)?.prefix.load(Relaxed);
-    if entry.index_bits < locate::max_index_bits(core.page_size) {
+    if entry.index_bits < core.max_index_bits {
         if own_array(writer, path)? == Progress::Stepped {
             return Ok(Progress::Stepped);
         }

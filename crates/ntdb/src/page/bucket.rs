@@ -1,9 +1,11 @@
 //! A bucket page: tags, offsets, records.
 //!
 //! ```text
-//! 0      64            64+16G         64+48G              free        P
-//! | head | G x 16 tags | G x 16 u16   | records, growing -> |          |
+//! 0      64                              64+48G                free        P
+//! | head | G x {16 tags, 16 x u16 offsets} | records, growing -> |          |
 //! ```
+//! Tags and offsets of a group lie together, so that a search finds both in one or two cache lines.
+//!
 //! **Publication** (writer, under the writer lock): advance `free`; write the record's bytes; (log); store the slot's
 //! offset (Release); store its tag (Release). An update stores the offset only, a delete the tag only. Readers load the
 //! tags (Acquire), then the offset (Acquire), then the record. At every instant the page is valid, whoever dies: bytes
@@ -22,8 +24,32 @@ use super::record::{self, Reason, Record};
 use super::tags::{DELETED, EMPTY, GROUP, Group, LIVE, tag_of};
 use crate::types::{Epoch, PageNo};
 
+/// Numbers of records and their bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Load {
+    /// Records.
+    pub records: usize,
+    /// Their bytes.
+    pub bytes: usize,
+}
+
+impl Load {
+    /// Bytes that the records take in a page, slots included.
+    pub fn page_bytes(&self) -> usize {
+        // Three bytes a slot, and seven of eight slots in use.
+        self.bytes + self.records * 24 / 7
+    }
+
+    /// Both together.
+    pub fn plus(&self, other: Load) -> Load {
+        Load { records: self.records + other.records, bytes: self.bytes + other.bytes }
+    }
+}
+
 /// Bytes of a slot: tag and offset.
 const SLOT_BYTES: usize = 3;
+/// Bytes of a group: its tags, then its offsets.
+const GROUP_BYTES: usize = GROUP * SLOT_BYTES;
 
 /// What is wrong with a page whose live records take more bytes than it has.
 pub const OVERLAP: Reason = "records of a bucket overlap";
@@ -35,6 +61,44 @@ pub struct Bucket<'a> {
     size: usize,
     groups: usize,
     _life: std::marker::PhantomData<&'a u8>,
+}
+
+/// Keys shorter than this have a length of one byte in their record.
+pub const SHORT_KEY: usize = 32;
+
+/// What [`Bucket::find_short`] has found.
+#[derive(Clone, Copy, Debug)]
+pub enum Short {
+    /// The value's place and length.
+    Found(*const u8, usize),
+    /// The key is not in this page.
+    Absent,
+    /// Something that only [`Bucket::find`] can tell: a long value, a change just now, damage.
+    Unusual,
+}
+
+/// Whether the bytes at `at` are `key`'s. Short keys are compared with two loads, which may overlap.
+///
+/// # Safety
+/// As many bytes as `key` has are readable at `at`, and don't change.
+#[inline(always)]
+unsafe fn same_bytes(at: *const u8, key: &[u8]) -> bool {
+    let (other, len) = (key.as_ptr(), key.len());
+    // SAFETY: all loads are within the `len` bytes of both.
+    unsafe {
+        if len >= 8 {
+            if len > 16 {
+                return std::slice::from_raw_parts(at, len) == key;
+            }
+            let load = |p: *const u8, i: usize| p.add(i).cast::<u64>().read_unaligned();
+            load(at, 0) == load(other, 0) && load(at, len - 8) == load(other, len - 8)
+        } else if len >= 4 {
+            let load = |p: *const u8, i: usize| p.add(i).cast::<u32>().read_unaligned();
+            load(at, 0) == load(other, 0) && load(at, len - 4) == load(other, len - 4)
+        } else {
+            (0..len).all(|i| at.add(i).read() == other.add(i).read())
+        }
+    }
 }
 
 /// A slot that holds a key.
@@ -93,13 +157,13 @@ impl<'a> Bucket<'a> {
     /// Offset of the tag of `slot` within the page.
     #[inline]
     pub fn tag_place(&self, slot: usize) -> usize {
-        HEAD_BYTES + slot
+        HEAD_BYTES + slot / GROUP * GROUP_BYTES + slot % GROUP
     }
 
     /// Offset of the offset of `slot` within the page.
     #[inline]
     pub fn offset_place(&self, slot: usize) -> usize {
-        HEAD_BYTES + self.groups * GROUP + 2 * slot
+        HEAD_BYTES + slot / GROUP * GROUP_BYTES + GROUP + slot % GROUP * 2
     }
 
     #[inline]
@@ -112,7 +176,7 @@ impl<'a> Bucket<'a> {
     #[inline]
     fn offset(&self, slot: usize) -> &'a AtomicU16 {
         debug_assert!(slot < self.slots());
-        // SAFETY: within the page, as `at` checked; HEAD_BYTES and 16 x groups are even.
+        // SAFETY: within the page, as `at` checked; HEAD_BYTES and GROUP_BYTES are even.
         unsafe { &*self.page.add(self.offset_place(slot)).cast::<AtomicU16>() }
     }
 
@@ -122,7 +186,7 @@ impl<'a> Bucket<'a> {
         // SAFETY: within the page, aligned to 16. Mixed-size atomic access to mapped memory: the processor gives each byte of an
         // aligned load a value that was stored there, which is all that the search needs.
         let (low, high) = unsafe {
-            let at = self.page.add(HEAD_BYTES + group * GROUP).cast::<AtomicU64>();
+            let at = self.page.add(HEAD_BYTES + group * GROUP_BYTES).cast::<AtomicU64>();
             ((*at).load(Acquire), (*at.add(1)).load(Acquire))
         };
         Group::new(u64::from_le(low), u64::from_le(high))
@@ -136,7 +200,7 @@ impl<'a> Bucket<'a> {
     /// Address of the home group's tags, to be prefetched.
     #[inline]
     pub fn home_tags(&self, hash: u64) -> *const u8 {
-        self.page.wrapping_add(HEAD_BYTES + self.home(hash) * GROUP)
+        self.page.wrapping_add(HEAD_BYTES + self.home(hash) * GROUP_BYTES)
     }
 
     /// Parses the record at `offset`.
@@ -199,6 +263,53 @@ impl<'a> Bucket<'a> {
         Ok(None)
     }
 
+    /// The usual search, for short keys whose value lies in the page: as [`Bucket::find`], without building a [`Record`].
+    #[inline(always)]
+    pub fn find_short(&self, hash: u64, key: &[u8]) -> Short {
+        debug_assert!(key.len() < SHORT_KEY);
+        let tag = tag_of(hash);
+        let mut index = self.home(hash);
+        for _ in 0..self.groups {
+            let group = self.group(index);
+            for i in group.matching(tag) {
+                let slot = index * GROUP + i;
+                let offset = self.offset(slot).load(Acquire) as usize;
+                // Two length bytes, and the key.
+                if offset < self.records_start() || offset + 2 + key.len() > self.size {
+                    return Short::Unusual;
+                }
+                // SAFETY: within the page, as checked just now; the bytes of a published record never change.
+                let (form, value_len, same) = unsafe {
+                    let at = self.page.add(offset);
+                    (at.read(), at.add(1).read() as usize, same_bytes(at.add(2), key))
+                };
+                if form as usize == key.len() << 2 && value_len < 0x80 {
+                    if !same {
+                        continue;
+                    }
+                    let value = offset + 2 + key.len();
+                    if value + value_len > self.size || self.tag(slot).load(Acquire) != tag {
+                        return Short::Unusual;
+                    }
+                    return Short::Found(self.page.wrapping_add(value), value_len);
+                }
+                // Another length of key, or a longer record.
+                if form & 3 == 0 && form < 0x80 && form as usize != key.len() << 2 {
+                    continue;
+                }
+                return Short::Unusual;
+            }
+            if !group.empty().is_empty() {
+                return Short::Absent;
+            }
+            index += 1;
+            if index == self.groups {
+                index = 0;
+            }
+        }
+        Short::Absent
+    }
+
     /// The slot that an insert of a key with this hash uses: the first that is not live on its path. `None` if too
     /// few slots would stay empty.
     pub fn vacant_slot(&self, hash: u64) -> Option<usize> {
@@ -252,6 +363,48 @@ impl<'a> Bucket<'a> {
         // SAFETY: within the page, behind everything that any slot names; the writer lock keeps other writers away.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.page.add(at), bytes.len()) };
         Ok(at)
+    }
+
+    /// The live records, by the header's hints.
+    pub fn load(&self) -> Load {
+        let records =
+            (0..self.groups).map(|index| self.group(index).live().0.count_ones() as usize).sum();
+        let used = self.free_offset().min(self.size) - self.records_start();
+        let dead = self.head().dead.load(Relaxed) as usize;
+        // Hints, which a death may leave too low or too high; but no live record is shorter than two bytes.
+        Load { records, bytes: used.saturating_sub(dead).max(2 * records) }
+    }
+
+    /// Copies the page without its dead records to `target`, each record in the slot that it has.
+    ///
+    /// # Safety
+    /// `target` points to as many bytes as the page has, aligned to 64, that only the caller uses; the caller holds the
+    /// writer lock.
+    pub unsafe fn compact_into(&self, target: *mut u8) -> Result<(), Reason> {
+        let start = self.records_start();
+        // SAFETY: both are pages, and distinct, since the target is the caller's alone.
+        unsafe { std::ptr::copy_nonoverlapping(self.page, target, start) };
+        // SAFETY: header and groups were copied just now.
+        let new = unsafe { Bucket::at(target, self.size) }?;
+        let mut at = start;
+        self.for_each_live(
+            |reason| reason,
+            |slot, record| {
+                if at + record.len > self.size {
+                    return Err("the live records of a bucket overlap");
+                }
+                // SAFETY: within both pages; published records don't change.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(record.start, target.add(at), record.len);
+                }
+                new.offset(slot).store(at as u16, Relaxed);
+                at += record.len;
+                Ok(())
+            },
+        )?;
+        new.head().free.store(at as u32, Relaxed);
+        new.head().dead.store(0, Relaxed);
+        Ok(())
     }
 
     /// Calls `f` with every live slot. Records that overlap are damage: a page of slots that all name one record would

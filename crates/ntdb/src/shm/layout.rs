@@ -106,6 +106,8 @@ pub struct PinWords {
     pub era: AtomicU64,
     /// The pin table's high-water mark (see `pin`).
     pub mark: AtomicU64,
+    /// 1 once there may be readers that pin without a fence.
+    pub fenceless: AtomicU32,
 }
 
 /// Words that change with every write; under the writer lock.

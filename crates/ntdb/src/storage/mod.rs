@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`file`] | descriptors: open safely, grow without signals, sync, directories |
 //! | [`mapping`] | one range of addresses that never moves |
+//! | [`membarrier`] | a fence in all other processes |
 //! | [`ofd`] | byte-range locks that die with their process: liveness |
 //! | [`futex`] | sleeping on a word of shared memory |
 //! | [`fork`] | knowing, with one load, that one is a forked child |
@@ -23,6 +24,7 @@ pub mod fork;
 pub mod fork_local;
 pub mod futex;
 pub mod mapping;
+pub mod membarrier;
 pub mod ofd;
 
 #[cfg(test)]

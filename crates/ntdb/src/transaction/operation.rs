@@ -7,13 +7,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::index::build::Load;
 use crate::index::locate::{self, Path, Root};
 use crate::index::structure::{self, Progress};
 use crate::index::{lookup, walk};
 use crate::limits;
 use crate::log::record::Op;
-use crate::page::bucket::{Bucket, Builder, Found, groups_for};
+use crate::page::bucket::{Bucket, Builder, Found, Load, groups_for};
 use crate::page::head::HEAD_BYTES;
 use crate::page::record::{self, EXTENT_BYTES, Extent, Form, Record};
 use crate::page::tags::{EMPTY, tag_of};

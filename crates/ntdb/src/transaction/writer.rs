@@ -1,6 +1,6 @@
 //! The writer lock.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Instant;
 
 use crate::core::Core;
@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::shm::lock::Acquired;
 use crate::shm::note::state;
 use crate::storage::failpoint::crash_point;
+use crate::storage::membarrier;
 use crate::storage::ofd::{LockKind, REPAIR};
 use crate::types::{Era, SlotId};
 
@@ -55,6 +56,10 @@ impl<'a> Writer<'a> {
     /// The oldest era that anybody living has pinned.
     pub fn oldest_pin(&self) -> Option<Era> {
         let core = self.core;
+        if core.control().pins.fenceless.load(SeqCst) != 0 && !membarrier::barrier() {
+            // Readers elsewhere may have pinned what cannot be seen from here.
+            return Some(Era(0));
+        }
         loop {
             let oldest = core.pins.min_pinned()?;
             let behind = core.pins.era().0.saturating_sub(oldest.era.0);

@@ -22,6 +22,11 @@
 //! A pin is stored with Release and scanned with Acquire, and so is the 0, so that all reads under a pin
 //! that the scan no longer sees have happened before the page is written again.
 //!
+//! The reader's fence is the most expensive part of a read, and keeps the processor from overlapping it with the next. A process
+//! that has registered for it ([`crate::storage::membarrier`]) leaves it out: the reclaimer then makes a system call, once for
+//! many pages, that passes a full barrier in every running thread of all such processes, which stands in for their
+//! fences. (A word of the shared state says that there are such processes; a reclaimer that cannot make the call then frees nothing.)
+//!
 //! Nobody waits for a pin. A reader that sleeps holds up re-use, and nothing else.
 //!
 //! # The table

@@ -258,6 +258,16 @@ impl PinTable {
         self.slot(index).unpin();
     }
 
+    /// As [`Self::pin_slot`], for processes in which the reclaimer causes the fence.
+    #[inline]
+    pub(super) fn pin_slot_fenceless(&self, slot: &PinSlot) -> Era {
+        let era = self.era_word().load(Ordering::Acquire);
+        slot.era.store(era, Ordering::Release);
+        // Whatever is loaded after this is loaded after the store, as the reclaimer's barrier sees it.
+        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+        Era(era)
+    }
+
     #[inline]
     pub(super) fn pin_slot(&self, slot: &PinSlot) -> Era {
         // Acquire: who sees an era sees all that was unlinked before it began.

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -19,6 +20,8 @@ pub struct Attachment {
     fork_generation: u64,
     table: PinTable,
     process: SlotId,
+    /// Whether reclaimers cause the fence of a pin here (see [`Attachment::go_fenceless`]).
+    fenceless: AtomicBool,
     /// For threads that found no slot.
     shared: Mutex<SharedPins>,
 }
@@ -154,10 +157,17 @@ impl Attachment {
             fork_generation: fork::generation(),
             table,
             process,
+            fenceless: AtomicBool::new(false),
             shared: Mutex::new(shared),
         });
         registry().insert(attachment.id, Registered(NonNull::from(&*attachment)));
         Some(attachment)
+    }
+
+    /// From now on pins of this process need no fence of their own. The caller makes sure that every reclaimer passes a
+    /// barrier in this process's threads before it scans the table.
+    pub fn go_fenceless(&self) {
+        self.fenceless.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// The table.
@@ -189,7 +199,12 @@ impl Attachment {
         let depth = entry.depth.get();
         if depth == 0 {
             // SAFETY: the entry belongs to this attachment, whose table lives as long as it.
-            self.table.pin_slot(unsafe { &*slot });
+            let slot = unsafe { &*slot };
+            if self.fenceless.load(std::sync::atomic::Ordering::Relaxed) {
+                self.table.pin_slot_fenceless(slot);
+            } else {
+                self.table.pin_slot(slot);
+            }
         }
         entry.depth.set(depth + 1);
         PinGuard {
