@@ -519,32 +519,49 @@ fn protocols() -> Vec<Model> {
         }};
     }
     vec![
-        model!("note_take_over", Holds, 2, note::take_over(Wrong::Nothing)),
-        model!("note_lists_late", Fails("is leaked"), 2, note::take_over(Wrong::ListsLate)),
+        model!("note_take_over", Holds, 2, note::take_over(Kind::Data, Wrong::Nothing)),
+        model!(
+            "note_lists_late",
+            Fails("is leaked"),
+            2,
+            note::take_over(Kind::Data, Wrong::ListsLate)
+        ),
         model!(
             "note_disarms_early",
             Fails("linked and free at once"),
             2,
-            note::take_over(Wrong::DisarmsEarly)
+            note::take_over(Kind::Data, Wrong::DisarmsEarly)
         ),
         model!(
             "note_applies_always",
             Fails("the count is not"),
             2,
-            note::take_over(Wrong::AppliesAlways)
+            note::take_over(Kind::Data, Wrong::AppliesAlways)
         ),
-        model!("note_appends_early", Fails("ausality"), 2, note::take_over(Wrong::AppendsEarly)),
+        model!(
+            "note_appends_early",
+            Fails("ausality"),
+            2,
+            note::take_over(Kind::Data, Wrong::AppendsEarly)
+        ),
         model!(
             "note_shows_early",
             Fails("visible before it was appended"),
             2,
-            note::take_over(Wrong::ShowsEarly)
+            note::take_over(Kind::Data, Wrong::ShowsEarly)
         ),
         model!(
             "note_counts_on",
             Fails("each record has given up one page"),
             2,
-            note::take_over(Wrong::CountsOn)
+            note::take_over(Kind::Data, Wrong::CountsOn)
+        ),
+        model!("note_structure_step", Holds, 2, note::take_over(Kind::Structure, Wrong::Nothing)),
+        model!(
+            "note_structure_disarms_early",
+            Fails("linked and free at once"),
+            2,
+            note::take_over(Kind::Structure, Wrong::DisarmsEarly)
         ),
         model!("slot_updates", Holds, 5, slots::readers_see(UPDATES, Wrong::Nothing)),
         model!("slot_re_used", Holds, 5, slots::readers_see(SLOT_RE_USED, Wrong::Nothing)),
@@ -648,6 +665,12 @@ fn protocols() -> Vec<Model> {
             3,
             log::robbed_switcher(Wrong::ReplacesMade, 1)
         ),
+        model!(
+            "log_takes_made",
+            Fails("not everything is written"),
+            3,
+            log::robbed_switcher(Wrong::TakesMade, 1)
+        ),
         model!("log_flag", Holds, 5, log::flagged_file_is_not_re_used(Wrong::Nothing)),
         model!(
             "log_flag_without_fences",
@@ -686,6 +709,18 @@ fn protocols() -> Vec<Model> {
             Fails("durable checkpoint is re-used"),
             3,
             retire::checkpoints_keep_their_pages(Wrong::HoldsTooShort)
+        ),
+        model!(
+            "retire_queue_moves",
+            Holds,
+            2,
+            retire::queue_moves_survive_deaths(3, 3, Wrong::Nothing)
+        ),
+        model!(
+            "retire_overlaps",
+            Fails("the queue has changed"),
+            2,
+            retire::queue_moves_survive_deaths(1, 3, Wrong::Overlaps)
         ),
         model!("retire_deaths", Holds, 2, retire::moves_survive_deaths(Wrong::Nothing)),
         model!(

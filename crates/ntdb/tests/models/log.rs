@@ -32,9 +32,15 @@ pub enum Wrong {
     MakesInPlace,
     /// The new file gets its name although another one for the same switch has it.
     ReplacesMade,
+    /// The file that is to be re-used is taken although it is the new one already.
+    TakesMade,
     /// No fence between raising the flag and looking at the lock, and on the other side.
     NoFences,
 }
+
+/// The file of log1 at first, whose contents nobody needs; and what stands for no file.
+const OLD: usize = 1;
+const GONE: usize = 2;
 
 /// A log file.
 #[derive(Clone, Default)]
@@ -104,7 +110,11 @@ impl Shared {
             index: zero(),
             incarnation: zero(),
             flush_lock: RobustLock::new(),
-            disk: Mutex::new(Disk { files: vec![first], names: [0, 0], synced_names: [0, 0] }),
+            disk: Mutex::new(Disk {
+                files: vec![first, File::default(), File::default()],
+                names: [0, OLD],
+                synced_names: [0, OLD],
+            }),
             wrong,
         }
     }
@@ -233,7 +243,10 @@ impl Shared {
         self.synced.fetch_max(at, AcqRel);
         life.step()?;
         if !self.is_made(&switch) {
-            let file = self.make_file(&switch);
+            life.step()?;
+            let old = self.take_old(&switch);
+            life.step()?;
+            let file = self.make_file(&switch, old);
             life.step()?;
             let _writer = self.writer.lock().unwrap();
             if !self.is_due(&switch) {
@@ -288,11 +301,32 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes a file, under a name of its own if all is well.
-    fn make_file(&self, switch: &Switch) -> usize {
+    /// Takes the name from the old file of that place, to re-use it.
+    fn take_old(&self, switch: &Switch) -> Option<usize> {
+        let _writer = self.writer.lock().unwrap();
+        if !self.is_due(switch) || (self.wrong != Wrong::TakesMade && self.is_made(switch)) {
+            return None;
+        }
         let mut disk = self.disk.lock().unwrap();
-        disk.files.push(File { salt: switch.salt, start: switch.at, ..File::default() });
-        let made = disk.files.len() - 1;
+        let file = disk.names[switch.index as usize];
+        // In the model log0 is not re-used, since what it holds is looked at again.
+        if file == GONE || file == 0 {
+            return None;
+        }
+        disk.names[switch.index as usize] = GONE;
+        Some(file)
+    }
+
+    /// Makes the new file, under a name of its own if all is well.
+    fn make_file(&self, switch: &Switch, old: Option<usize>) -> usize {
+        let mut disk = self.disk.lock().unwrap();
+        let file = File { salt: switch.salt, start: switch.at, ..File::default() };
+        let made = old.unwrap_or(disk.files.len());
+        if made == disk.files.len() {
+            disk.files.push(file);
+        } else {
+            disk.files[made] = file;
+        }
         if self.wrong == Wrong::MakesInPlace {
             disk.names[switch.index as usize] = made;
         }

@@ -1,7 +1,7 @@
 //! Note, append and take-over: the words of `transaction::step`, `transaction::repair` and `shm::note`.
 //!
 //! A holder of the writer lock makes a data step: it takes a page, fills it, gives up the page that was linked before,
-//! appends a record and stores two words. It dies between any two of its stores; so does the one who repairs. The third
+//! appends a record and stores two words; or a structure step, which is the same without a record. It dies between any two of its stores; so does the one who repairs. The third
 //! repairs, and makes another step. Beside them a reader follows the link, and a flusher reads the ring.
 
 use loom::cell::UnsafeCell;
@@ -14,7 +14,15 @@ use super::{Setting, explore};
 
 const IDLE: u32 = 0;
 const ARMED: u32 = 2;
+const NO_LSN: u64 = u64::MAX;
 const PAGES: u64 = 3;
+
+/// What the first holder does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Data,
+    Structure,
+}
 
 /// What the steps do wrong.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -91,7 +99,7 @@ impl Shared {
     }
 
     /// A holder's whole step.
-    fn operate(&self, life: &Life) -> Result<(), Killed> {
+    fn operate(&self, life: &Life, kind: Kind) -> Result<(), Killed> {
         self.repair_if_need_be(life)?;
         let used = self.used.load(Relaxed);
         let new = (0..PAGES).find(|page| used >> page & 1 == 0).expect("a free page");
@@ -116,12 +124,13 @@ impl Shared {
         self.fresh_page[index as usize].store(old, Relaxed);
         self.fresh_era[index as usize].store(0, Relaxed);
 
-        // Step::data: arm, append, apply
+        // Step::data or Step::structure: arm, append, apply
+        let is_data = kind == Kind::Data;
         let lsn = self.tail.load(Relaxed);
         life.step()?;
         self.note_root.store(new, Relaxed);
-        self.note_lsn.store(lsn, Relaxed);
-        self.note_count.store(self.count.load(Relaxed) + 1, Relaxed);
+        self.note_lsn.store(if is_data { lsn } else { NO_LSN }, Relaxed);
+        self.note_count.store(self.count.load(Relaxed) + u64::from(is_data), Relaxed);
         self.note_fresh[0].store(index, Relaxed);
         self.note_fresh[1].store(index + 1, Relaxed);
         life.step()?;
@@ -134,11 +143,13 @@ impl Shared {
             life.step()?;
             self.tail.store(lsn + 1, Release);
         }
-        life.step()?;
-        // SAFETY: loom checks that nobody else uses it.
-        self.ring[lsn as usize].with_mut(|record| unsafe { *record = lsn + 1 });
-        life.step()?;
-        self.tail.store(lsn + 1, Release);
+        if is_data {
+            life.step()?;
+            // SAFETY: loom checks that nobody else uses it.
+            self.ring[lsn as usize].with_mut(|record| unsafe { *record = lsn + 1 });
+            life.step()?;
+            self.tail.store(lsn + 1, Release);
+        }
         self.apply(life, false)?;
         if self.wrong == Wrong::DisarmsEarly {
             life.step()?;
@@ -173,8 +184,11 @@ impl Shared {
         }
         life.step()?;
         self.count.store(self.note_count.load(Relaxed), Relaxed);
-        life.step()?;
-        self.applied.store(self.note_lsn.load(Relaxed) + 1, Release);
+        let lsn = self.note_lsn.load(Relaxed);
+        if lsn != NO_LSN {
+            life.step()?;
+            self.applied.store(lsn + 1, Release);
+        }
         Ok(())
     }
 
@@ -183,7 +197,8 @@ impl Shared {
             return Ok(());
         }
         if self.state.load(Acquire) == ARMED {
-            let appended = self.tail.load(Relaxed) > self.note_lsn.load(Relaxed);
+            let lsn = self.note_lsn.load(Relaxed);
+            let appended = lsn == NO_LSN || self.tail.load(Relaxed) > lsn;
             if appended || self.wrong == Wrong::AppliesAlways {
                 self.apply(life, true)?;
                 life.step()?;
@@ -202,15 +217,19 @@ impl Shared {
         Ok(())
     }
 
-    /// What must hold whenever nobody is in the middle of a step.
-    fn verify(&self) {
+    /// What must hold whenever nobody is in the middle of a step. A structure step may have been done or not.
+    fn verify(&self, kind: Kind) {
         let root = self.root.load(Relaxed);
         let tail = self.tail.load(Relaxed);
         assert_eq!(self.second.load(Relaxed), 10 * root, "half of a step's stores");
         assert_eq!(self.count.load(Relaxed), tail, "the count is not that of the appended records");
         assert_eq!(self.applied.load(Relaxed), tail, "an appended record is not applied");
-        assert_eq!(self.fresh_len.load(Relaxed), tail, "each record has given up one page");
-        assert_eq!(tail == 0, root == 0, "the link does not fit the log");
+        let given = self.fresh_len.load(Relaxed);
+        match kind {
+            Kind::Data => assert_eq!(given, tail, "each record has given up one page"),
+            Kind::Structure => assert!(given <= tail + 1, "a step was counted twice"),
+        }
+        assert_eq!(given == 0, root == 0, "the link does not fit what was given up");
         let used = self.used.load(Relaxed);
         for page in 0..PAGES {
             let listed = (0..self.fresh_len.load(Relaxed) as usize)
@@ -228,11 +247,12 @@ impl Shared {
     }
 
     /// A reader and a flusher.
-    fn look(&self) {
+    fn look(&self, kind: Kind) {
         let root = self.root.load(Acquire);
         assert_eq!(self.page(root), 100 + root, "a page that was not written yet");
         let tail = self.tail.load(Acquire);
-        assert!(root == 0 || tail > 0, "visible before it was appended");
+        let is_logged = kind == Kind::Data;
+        assert!(!is_logged || root == 0 || tail > 0, "visible before it was appended");
         for lsn in 0..tail {
             // SAFETY: loom checks that nobody writes it meanwhile.
             let record = self.ring[lsn as usize].with(|record| unsafe { *record });
@@ -242,18 +262,18 @@ impl Shared {
 }
 
 /// All deaths of a holder and of the one who repairs.
-pub fn take_over(setting: &Setting, wrong: Wrong) -> usize {
+pub fn take_over(setting: &Setting, kind: Kind, wrong: Wrong) -> usize {
     for_all_deaths(|first, second, first_survived, second_survived| {
         let (first_survived, second_survived) = (first_survived.clone(), second_survived.clone());
         explore(setting, move || {
             let shared = Arc::new(Shared::new(wrong));
             let watcher = {
                 let shared = Arc::clone(&shared);
-                thread::spawn(move || shared.look())
+                thread::spawn(move || shared.look(kind))
             };
             let holder = {
                 let (shared, survived) = (Arc::clone(&shared), first_survived.clone());
-                thread::spawn(move || survived.note(&shared.operate(&Life::of(first))))
+                thread::spawn(move || survived.note(&shared.operate(&Life::of(first), kind)))
             };
             holder.join().unwrap();
             let finder = {
@@ -262,10 +282,10 @@ pub fn take_over(setting: &Setting, wrong: Wrong) -> usize {
             };
             finder.join().unwrap();
             shared.repair_if_need_be(&Life::long()).unwrap();
-            shared.verify();
+            shared.verify(kind);
             let tail = shared.tail.load(Relaxed);
-            shared.operate(&Life::long()).unwrap();
-            shared.verify();
+            shared.operate(&Life::long(), Kind::Data).unwrap();
+            shared.verify(kind);
             assert_eq!(shared.tail.load(Relaxed), tail + 1);
             watcher.join().unwrap();
         })

@@ -32,6 +32,8 @@ pub enum Wrong {
     HoldsTooShort,
     /// A redo goes on from the held list's present length.
     Relative,
+    /// The queue is moved to its front although source and destination overlap.
+    Overlaps,
     /// A finder disarms the note without doing what it says.
     Forgets,
 }
@@ -73,6 +75,7 @@ impl List {
 const IDLE: u64 = 0;
 const RECLAIM: u64 = 3;
 const SCAN_HELD: u64 = 4;
+const COMPACT_FRESH: u64 = 5;
 
 struct Shared {
     slots: Vec<PinSlot>,
@@ -281,8 +284,41 @@ impl Shared {
         }
     }
 
+    /// `retire::compact_fresh`; the code does it when the queue is long.
+    fn compact_fresh(&self, life: &Life) -> Result<(), Killed> {
+        let (head, len) = (self.fresh.head.load(Relaxed), self.fresh.len.load(Relaxed));
+        if head < len - head && self.wrong != Wrong::Overlaps {
+            return Ok(());
+        }
+        life.step()?;
+        self.operand[0].store(head, Relaxed);
+        life.step()?;
+        self.operand[1].store(len, Relaxed);
+        life.step()?;
+        self.state.store(COMPACT_FRESH, Release);
+        self.redo(life)?;
+        life.step()?;
+        self.state.store(IDLE, Release);
+        Ok(())
+    }
+
+    fn redo_compact_fresh(&self, life: &Life) -> Result<(), Killed> {
+        let [head, len] = std::array::from_fn(|i| self.operand[i].load(Relaxed));
+        for index in head..len {
+            life.step()?;
+            let entry = self.fresh.entries[index as usize].get();
+            self.fresh.entries[(index - head) as usize].set(entry);
+        }
+        life.step()?;
+        self.fresh.len.store(len - head, Relaxed);
+        life.step()?;
+        self.fresh.head.store(0, Relaxed);
+        Ok(())
+    }
+
     fn redo(&self, life: &Life) -> Result<(), Killed> {
         match self.state.load(Acquire) {
+            COMPACT_FRESH => self.redo_compact_fresh(life),
             RECLAIM => self.redo_reclaim(life),
             SCAN_HELD => self.redo_scan_held(life),
             _ => Ok(()),
@@ -423,6 +459,32 @@ pub fn moves_survive_deaths(setting: &Setting, wrong: Wrong) -> usize {
             assert_eq!(shared.held.pages(), [1], "held: the durable checkpoint's page alone");
             assert!(shared.change(500) && shared.change(600));
             shared.verify();
+        })
+    })
+}
+
+/// All deaths of one who moves the queue to the front of its array, and of the one who does it again. `before` entries are
+/// consumed, `waiting` still wait.
+pub fn queue_moves_survive_deaths(
+    setting: &Setting,
+    before: u64,
+    waiting: u64,
+    wrong: Wrong,
+) -> usize {
+    for_all_deaths(|first, second, first_survived, second_survived| {
+        let (first_survived, second_survived) = (first_survived.clone(), second_survived.clone());
+        explore(setting, move || {
+            let shared = Shared::new(wrong);
+            for index in 0..before + waiting {
+                shared.fresh.entries[index as usize].set([index, 1, 2, 1]);
+            }
+            shared.fresh.len.store(before + waiting, Relaxed);
+            shared.fresh.head.store(before, Relaxed);
+            let expected = shared.fresh.pages();
+            first_survived.note(&shared.compact_fresh(&Life::of(first)));
+            second_survived.note(&shared.repair(&Life::of(second)));
+            shared.repair(&Life::long()).unwrap();
+            assert_eq!(shared.fresh.pages(), expected, "the queue has changed");
         })
     })
 }
