@@ -14,7 +14,8 @@ pub const fn valid_page_size(bytes: u32) -> bool {
 
 /// Processes attached at once: one lock byte and one entry of the process table each.
 pub const MAX_PROCESSES: usize = 1024;
-/// Threads that read at once with a cache line of their own; more share (see `shm::pin`).
+/// Slots of the pin table: two for each process, a cache line of its own for each of the first 2,048 threads that read;
+/// more threads share their process's two (see `shm::pin`).
 pub const MAX_PINS: usize = 4096;
 /// Stripes of the key locks: enough that unrelated keys rarely meet.
 pub const KEY_STRIPES: usize = 4096;
@@ -26,7 +27,7 @@ pub const MAX_RECORD_BYTES: u64 = RING_BYTES / 4;
 pub const CHECKPOINT_LOG_BYTES_MIN: u64 = 64 << 20;
 /// Longest key: a log record holds it whole, with room for a value.
 pub const MAX_KEY_BYTES: u64 = MAX_RECORD_BYTES / 2;
-/// Longest value: an extent is one run of pages, and 2^31 of the smallest pages are 8 TiB.
+/// Longest value, 4 TiB: an extent is one run of pages, and all 2^32 of the smallest pages are 16 TiB.
 pub const MAX_VALUE_BYTES: u64 = 1 << 42;
 /// Addresses to reserve for the data file unless told otherwise: 256 GiB of 128 TiB.
 pub const DEFAULT_ADDRESS_SPACE: u64 = 256 << 30;

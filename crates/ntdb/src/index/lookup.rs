@@ -21,7 +21,9 @@ pub fn current_root(core: &Core) -> Root {
 pub fn find_value<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Result<Option<&'a [u8]>> {
     match quick(core, hash, key) {
         // SAFETY: within the page, and published bytes don't change; the caller's pin keeps the page from being re-used.
-        Short::Found(value, len) => Ok(Some(unsafe { std::slice::from_raw_parts(value, len) })),
+        Short::Found { value, len, .. } => {
+            Ok(Some(unsafe { std::slice::from_raw_parts(value, len) }))
+        }
         Short::Absent => Ok(None),
         Short::Unusual => find_value_slowly(core, hash, key),
     }
@@ -70,7 +72,7 @@ fn find_value_slowly<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Result<Option
 }
 
 /// Finds `key` in the bucket that begins at `page`, overflow pages included.
-#[inline]
+#[inline(always)]
 pub fn find_in_chain<'a>(
     core: &'a Core,
     page: PageNo,
@@ -78,6 +80,16 @@ pub fn find_in_chain<'a>(
     key: &[u8],
 ) -> Result<Option<(PageNo, Bucket<'a>, Found)>> {
     let bucket = core.bucket(page)?;
+    if key.len() < SHORT_KEY {
+        match bucket.find_short(hash, key) {
+            Short::Found { slot, offset, .. } => {
+                let record = bucket.record_at(offset).map_err(core.damage(page))?;
+                return Ok(Some((page, bucket, Found { slot, record })));
+            }
+            Short::Absent if bucket.head().next().is_none() => return Ok(None),
+            _ => {}
+        }
+    }
     let found = bucket.find(hash, core.damage(page), |record| core.is_key(record, hash, key))?;
     match found {
         Some(found) => Ok(Some((page, bucket, found))),

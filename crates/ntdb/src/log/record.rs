@@ -111,7 +111,7 @@ pub enum Op<'a> {
         len: u64,
         /// LSN of the first chunk.
         first: Lsn,
-        /// CRC-32C of the value.
+        /// CRC-32C of the chunks: of the value, after the key if the record will be one whose key lies in the extent too.
         crc: u32,
     },
     /// [`Op::Append`] with bytes that came in chunks.

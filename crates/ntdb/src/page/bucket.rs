@@ -69,8 +69,17 @@ pub const SHORT_KEY: usize = 32;
 /// What [`Bucket::find_short`] has found.
 #[derive(Clone, Copy, Debug)]
 pub enum Short {
-    /// The value's place and length.
-    Found(*const u8, usize),
+    /// The value's place and length; the slot, and the record's offset in the page.
+    Found {
+        /// First byte of the value.
+        value: *const u8,
+        /// Bytes of the value.
+        len: usize,
+        /// The slot.
+        slot: usize,
+        /// Offset of the record in the page.
+        offset: usize,
+    },
     /// The key is not in this page.
     Absent,
     /// Something that only [`Bucket::find`] can tell: a long value, a change just now, damage.
@@ -205,7 +214,7 @@ impl<'a> Bucket<'a> {
 
     /// Parses the record at `offset`.
     #[inline]
-    fn record_at(&self, offset: usize) -> Result<Record, Reason> {
+    pub fn record_at(&self, offset: usize) -> Result<Record, Reason> {
         if offset < self.records_start() || offset >= self.size {
             return Err("a slot points outside the records of its bucket");
         }
@@ -291,7 +300,8 @@ impl<'a> Bucket<'a> {
                     if value + value_len > self.size || self.tag(slot).load(Acquire) != tag {
                         return Short::Unusual;
                     }
-                    return Short::Found(self.page.wrapping_add(value), value_len);
+                    let value = self.page.wrapping_add(value);
+                    return Short::Found { value, len: value_len, slot, offset };
                 }
                 // Another length of key, or a longer record.
                 if form & 3 == 0 && form < 0x80 && form as usize != key.len() << 2 {

@@ -17,13 +17,13 @@
 //! | 68..72 | reserve that was asked for at creation, in percent (u32) |
 //! | 72..124 | zero |
 //! | 124..128 | CRC-32C of bytes 0..124 |
-//! | 128..4096 | zero, not looked at |
+//! | 128..4096 | not looked at; zero but for the attach record at 2048 of page 0 (`environment::companions`) |
 //!
 //! # Crashes
 //!
 //! The creator writes the header last, after the meta pages, first the copy and then page 0, and
 //! syncs. Until page 0 has its magic the file is no database yet, and may be created anew. After
-//! that nobody writes either block again.
+//! that nobody writes these fields again.
 
 use std::io;
 

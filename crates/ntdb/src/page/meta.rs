@@ -15,17 +15,17 @@
 //! | 40..48 | number of records (u64) |
 //! | 48..56 | replay from: LSN of the freeze (u64) |
 //! | 56..64 | keep from: LSN of the oldest log record that is still needed (u64) |
-//! | 64..72 | salt of the log that continues this state (u64), 0 if there is none (clean) |
+//! | 64..72 | salt of the log that holds *keep from* (u64), 0 if no log continues this state (clean) |
 //! | 72..80 | id of the shared memory (u64), 0 at rest |
-//! | 80..84 | which of the two logs holds *replay from* (u32) |
+//! | 80..84 | which of the two logs holds *keep from* (u32) |
 //! | 84..88 | pages of the file (u32) |
-//! | 88..92 | levels of the free-space map's selectors (u32) |
-//! | 92..96 | map pages listed here (u32) |
+//! | 88..92 | levels of the free-space map's index (u32): 0 if the list has map pages, 1 if it has index pages |
+//! | 92..96 | pages listed here (u32) |
 //! | 96..100 | reserve in percent (u32) |
 //! | 100..102 | bytes of the base path (u16) |
 //! | 102..104 | zero |
 //! | 104..1128 | base path: the absolute path that the companion files lie beside, empty at rest |
-//! | 1128.. | numbers of the map pages (u32 each) |
+//! | 1128.. | numbers of the map pages, or of the pages that list them (u32 each) |
 //! | to the end | zero |
 //!
 //! # Crashes
@@ -86,13 +86,13 @@ pub struct Meta {
     pub replay_from: Lsn,
     /// The oldest log record that is still needed.
     pub keep_from: Lsn,
-    /// Salt of the log that continues this state; 0 if none exists.
+    /// Salt of the log that holds `keep_from`; 0 if no log continues this state.
     pub log_salt: u64,
-    /// Which log (0 or 1) holds `replay_from`.
+    /// Which log (0 or 1) holds `keep_from`.
     pub log_index: u32,
     /// Pages of the file.
     pub file_pages: u32,
-    /// Levels of the free-space map's selectors.
+    /// Levels of the free-space map's index: 0 or 1.
     pub map_levels: u32,
     /// Reserve in percent.
     pub reserve: u32,
@@ -103,7 +103,7 @@ pub struct Meta {
     /// Id of the shared memory; 0 at rest.
     pub shm_id: u64,
     /// The map pages listed here, at most [`capacity`] of them. Their number is the field
-    /// *map pages listed here* of the page.
+    /// *pages listed here* of the page.
     pub map_pages: Vec<u32>,
 }
 

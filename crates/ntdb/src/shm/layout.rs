@@ -89,7 +89,7 @@ impl ShmHeader {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct ReaderWords {
-    /// The root word (see `index::root`).
+    /// The root word (see `index::locate`).
     pub root: AtomicU64,
     /// Length of the data file in pages. It never shrinks while processes are attached, apart from
     /// truncation past every pin.

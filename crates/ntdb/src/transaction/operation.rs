@@ -116,6 +116,7 @@ pub fn grown_room(bytes: u64) -> u64 {
 type Present<'a> = Option<(PageNo, Bucket<'a>, Found)>;
 
 /// Finds the key on the way to its bucket.
+#[inline(always)]
 fn look<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Result<(Path, Present<'a>)> {
     let path = locate::path(core, lookup::current_root(core), hash)?;
     let present = lookup::find_in_chain(core, path.bucket, hash, key)?;
