@@ -738,8 +738,11 @@ fn protocols() -> Vec<Model> {
     ]
 }
 
+/// A model that is one function.
+type Foundation = (&'static str, Expected, Setting, fn());
+
 /// The lock and the pins.
-fn foundations() -> Vec<(&'static str, Expected, Setting, fn())> {
+fn foundations() -> Vec<Foundation> {
     use Expected::{Fails, Holds};
     let time_outs = || Setting { time_outs: true, ..USUAL };
     let all = |preemptions| Setting { preemptions, ..USUAL };
