@@ -149,7 +149,7 @@ impl Reader {
     }
 
     fn hash(&self, key: &[u8]) -> u64 {
-        let high = |a: u64, b: u64| (u128::from(a) * u128::from(b) >> 64) as u64;
+        let high = |a: u64, b: u64| ((u128::from(a) * u128::from(b)) >> 64) as u64;
         let x = sip_hash(&self.hash_key, key, [1, 3]);
         let y = x + high(x - high(x, x), 6_640_827_866_535_438_581);
         (y >> 23 << 23 | x & 0x7f_ffff) & self.hash_mask
