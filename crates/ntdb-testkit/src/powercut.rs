@@ -17,7 +17,7 @@
 //! | `INODE.durable` | at the beginning of the last completed sync |
 //! | `INODE.pending` | at the beginning of a sync that has not returned |
 //! | `INODE.between-N` | at some moment since |
-//! | `INODE.last` | just before the file was unlinked |
+//! | `INODE.last` | just before the file was unlinked or replaced |
 //! | `directory.durable`, `directory.pending` | lines of `INODE NAME` |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +25,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ntdb::failpoint::{self, Event, Kind, What};
@@ -89,14 +90,37 @@ pub fn begin(dir: &Path, images: &Path) -> io::Result<()> {
 pub fn record(dir: &Path, images: &Path) {
     let (dir, images) = (dir.to_path_buf(), images.to_path_buf());
     let moment = AtomicU64::new(0);
+    let renamed = Mutex::new(BTreeMap::new());
     failpoint::set_recorder(Some(Box::new(move |event: Event<'_>| {
         let moment = moment.fetch_add(1, Ordering::Relaxed);
-        note(&dir, &images, moment, &event)
+        let mut renamed = renamed.lock().expect("no panic while it is held");
+        note(&dir, &images, moment, &mut renamed, &event)
             .unwrap_or_else(|e| panic!("power-cut recorder: {event:?}: {e}"));
     })));
 }
 
-fn note(dir: &Path, images: &Path, moment: u64, event: &Event<'_>) -> io::Result<()> {
+/// Which file an event is about, and where it lies now. A file keeps telling the path that it was
+/// opened by, also when it has been renamed since.
+fn subject(
+    dir: &Path,
+    renamed: &BTreeMap<PathBuf, u64>,
+    event: &Event<'_>,
+) -> io::Result<Option<(u64, PathBuf)>> {
+    if let Ok(metadata) = fs::metadata(event.path) {
+        return Ok(Some((metadata.ino(), event.path.to_path_buf())));
+    }
+    let Some(&inode) = renamed.get(event.path) else { return Ok(None) };
+    let place = listing(dir)?.into_iter().find(|(_, other)| *other == inode);
+    Ok(place.map(|(name, _)| (inode, dir.join(name))))
+}
+
+fn note(
+    dir: &Path,
+    images: &Path,
+    moment: u64,
+    renamed: &mut BTreeMap<PathBuf, u64>,
+    event: &Event<'_>,
+) -> io::Result<()> {
     if event.kind == Kind::Shm {
         return Ok(());
     }
@@ -109,25 +133,31 @@ fn note(dir: &Path, images: &Path, moment: u64, event: &Event<'_>) -> io::Result
         }
         return Ok(());
     }
-    let Ok(metadata) = fs::metadata(event.path) else {
+    let Some((inode, path)) = subject(dir, renamed, event)? else {
         // An old descriptor of a file whose name is gone: `INODE.last` has it.
         return Ok(());
     };
-    let inode = metadata.ino();
     match event.what {
         What::Created => {
+            renamed.remove(event.path);
             for what in ["durable", "pending", "last", "between-0", "between-1", "between-2"] {
                 let _ = fs::remove_file(image(images, inode, what));
             }
         }
         What::SyncBegin => {
-            fs::copy(event.path, image(images, inode, "pending"))?;
+            fs::copy(&path, image(images, inode, "pending"))?;
         }
         What::SyncEnd { ok: true } => {
             fs::rename(image(images, inode, "pending"), image(images, inode, "durable"))?;
         }
         What::Unlink => {
-            fs::copy(event.path, image(images, inode, "last"))?;
+            fs::copy(&path, image(images, inode, "last"))?;
+        }
+        What::Rename(to) => {
+            if let Ok(replaced) = fs::metadata(to) {
+                fs::copy(to, image(images, replaced.ino(), "last"))?;
+            }
+            renamed.insert(event.path.to_path_buf(), inode);
         }
         _ => {}
     }

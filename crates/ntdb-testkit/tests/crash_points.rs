@@ -12,7 +12,9 @@ use ntdb_testkit::args::Args;
 use ntdb_testkit::board::Board;
 use ntdb_testkit::crash::{self, Hits};
 use ntdb_testkit::lab::{self, Ended, Lab, PATIENCE, Worker};
+use ntdb_testkit::rng::mix;
 use ntdb_testkit::script::{Script, Shape};
+use ntdb_testkit::value::key_hash;
 use ntdb_testkit::worker::scripted::{self, BEGUN, DONE};
 
 /// A survivor must never wait longer than this for the dead.
@@ -217,6 +219,9 @@ fn with_nobody_left() {
 
 #[test]
 fn again_inside_the_repair() {
+    // All pairs take minutes: `NTDB_TEST_PAIRS` says how many percent of them are tried.
+    let percent = lab::number("NTDB_TEST_PAIRS", 10);
+    let seed = lab::seed();
     // For every crash, what does whoever comes next pass that an undisturbed run does not, or
     // passes before its first operation? Kill it there.
     let mut first_crashes: BTreeMap<String, (Workload, u64)> = BTreeMap::new();
@@ -249,6 +254,10 @@ fn again_inside_the_repair() {
                 continue;
             }
             for nth_second in passages(passed).into_iter().take(3) {
+                let lot = mix(seed ^ key_hash(format!("{name} {second} {nth_second}").as_bytes()));
+                if lot % 100 >= percent {
+                    continue;
+                }
                 let name = format!("{name}, then at {second}:{nth_second}");
                 let scene = Scene::new(*workload, name);
                 let survivor = with_survivor.then(|| scene.attach());
