@@ -5,8 +5,8 @@
 //! directory the names at the beginning of its last sync. Everything else may or may not have
 //! reached the disk: [`cut`] draws one of the possible disks. Each 512-byte sector is the durable
 //! one, the one in memory at the time of the cut, or one from in between (for a mapped file is
-//! written back whenever the kernel likes); a file's length is the old or the new one or lies
-//! between; a name is there or not. The shared-memory companion is of no use after a boot: it is
+//! written back whenever the kernel likes); a file's length is the old one, the new one or one that
+//! it had in between; a name is there or not. The shared-memory companion is of no use after a boot: it is
 //! gone, stale or garbage.
 //!
 //! Images are files, so that they outlive a workload that is killed at any moment, and so are told
@@ -269,13 +269,12 @@ fn mix(
             later.extend(fs::read(&path).ok());
         }
     }
-    let lengths = [durable.len(), memory.len()];
-    let (short, long) = (lengths[0].min(lengths[1]), lengths[0].max(lengths[1]));
-    let len = match rng.below(3) {
-        0 => lengths[0],
-        1 => lengths[1],
-        _ => (short + rng.below((long - short) as u64 + 1) as usize / 4096 * 4096).min(long),
-    };
+    // Lengths change as a whole; between two syncs there may have been several.
+    let mut lengths = vec![durable.len(), durable.len(), memory.len(), memory.len()];
+    lengths.extend(later.iter().map(Vec::len));
+    let len = *rng.pick(&lengths);
+    let short = lengths.iter().copied().min().unwrap_or(0);
+    let long = lengths.iter().copied().max().unwrap_or(0);
     // Draw the style per file: nothing new arrived, all did, some, a beginning, all but a few.
     let style = rng.below(6);
     let percent = rng.below(101);

@@ -174,3 +174,26 @@ fn at_every_crash_point_leave_a_state_that_existed() {
     });
     println!("{} power cuts at {} crash points", cases.len(), names.len());
 }
+
+#[test]
+fn during_creation_leave_nothing_or_an_empty_database() {
+    let first = lab::seed();
+    let points: Vec<_> =
+        crash::names_in_source().into_iter().filter(|name| name.starts_with("create.")).collect();
+    assert!(!points.is_empty(), "creation has no crash points");
+    let mut cases = Vec::new();
+    for point in &points {
+        for nth in 1..=4 {
+            for round in 0..10 {
+                let seed = mix(first ^ mix(cases.len() as u64 + round));
+                cases.push((seed, format!("{point}:{nth}")));
+            }
+        }
+    }
+    lab::for_all(&cases, |(seed, crash)| {
+        let mut cut = Cut::new(*seed);
+        cut.planned = Some(crash.clone());
+        cut.run();
+    });
+    println!("{} power cuts during creation", cases.len());
+}

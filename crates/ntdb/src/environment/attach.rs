@@ -252,16 +252,11 @@ impl Opening<'_> {
         if self.is_zero(len)? {
             return Ok(true);
         }
-        let mut block = vec![0u8; 8];
-        for page_size in (12..=16).map(|shift| 1u64 << shift) {
-            if len != create::NEW_PAGES as u64 * page_size {
-                continue;
-            }
-            self.data
-                .read_exact_at(&mut block, page_size)
-                .map_err(|e| self.io("read the file", e))?;
-            if block == *b"ntdbmeta" {
-                return Ok(true);
+        for page_size in (12..=16).map(|shift| 1u32 << shift) {
+            if len == create::NEW_PAGES as u64 * page_size as u64 {
+                let mut file = vec![0u8; len as usize];
+                self.data.read_exact_at(&mut file, 0).map_err(|e| self.io("read the file", e))?;
+                return Ok(create::is_beginning(&file, page_size));
             }
         }
         Ok(false)

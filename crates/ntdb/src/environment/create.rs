@@ -1,7 +1,7 @@
 //! New databases.
 //!
-//! Written under the attach lock, the header last: a file whose creation was cut short begins with zeros and may be
-//! created anew.
+//! Written under the attach lock, the header last, its copy not before all else is on disk: whoever finds either of them finds
+//! a whole database. A file whose creation was cut short before that begins with zeros and may be created anew.
 
 use std::path::Path;
 
@@ -24,6 +24,8 @@ use crate::types::{Epoch, Lsn, PageNo};
 pub const NEW_PAGES: u32 = 6;
 const MAP_PAGE: u32 = 4;
 const BUCKET_PAGE: u32 = 5;
+/// Bytes that a disk writes as a whole or not at all.
+const SECTOR_BYTES: usize = 512;
 /// Epoch of a new database's pages.
 pub const FIRST_EPOCH: Epoch = Epoch(1);
 
@@ -112,7 +114,7 @@ pub fn first_meta(reserve_percent: u32) -> Meta {
     }
 }
 
-/// The pages of a new database but its header: (page number, contents).
+/// The pages of a new database but its header: (page number, contents), the header's copy last.
 pub fn first_pages(header: &Header) -> Vec<(u32, Vec<u8>)> {
     let size = header.page_size as usize;
     let meta = first_meta(header.reserve_percent).encode(header.page_size);
@@ -124,6 +126,33 @@ pub fn first_pages(header: &Header) -> Vec<(u32, Vec<u8>)> {
     ]
 }
 
+/// Whether `file` is what a power cut may leave of the first pages of a new database, before its header: each sector is as
+/// creation writes it, or zero.
+pub fn is_beginning(file: &[u8], page_size: u32) -> bool {
+    let size = page_size as usize;
+    let mut expected = vec![0; file.len()];
+    for (number, bytes) in [
+        (META_PAGES[0], first_meta(0).encode(page_size)),
+        (MAP_PAGE, map_page(size)),
+        (BUCKET_PAGE, bucket_page(size)),
+    ] {
+        expected[number as usize * size..][..size].copy_from_slice(&bytes);
+    }
+    let is_zero = |sector: &[u8]| sector.iter().all(|&byte| byte == 0);
+    // The sector that the reserve and so the checksum stand in is known by its magic.
+    let meta = META_PAGES[0] as usize * size;
+    file.chunks(SECTOR_BYTES).zip(expected.chunks(SECTOR_BYTES)).enumerate().all(
+        |(number, (found, expected))| {
+            let same = if number * SECTOR_BYTES == meta {
+                found.starts_with(&expected[..8])
+            } else {
+                found == expected
+            };
+            same || is_zero(found)
+        },
+    )
+}
+
 /// Makes `data`, an empty (or zero) file, a database. The caller holds the attach lock.
 pub fn create(data: &File, path: &Path, header: &Header) -> Result<()> {
     let failed = |e| Error::from_io(path, "create the database", e);
@@ -131,11 +160,14 @@ pub fn create(data: &File, path: &Path, header: &Header) -> Result<()> {
     data.allocate(0, NEW_PAGES as u64 * size).map_err(failed)?;
     crash_point("create.allocated");
     for (number, bytes) in first_pages(header) {
+        if number == HEADER_COPY_PAGE {
+            // A power cut may leave any of these pages: the copy must not be one without the others.
+            data.sync_all().map_err(failed)?;
+            crash_point("create.pages.synced");
+        }
         data.write_all_at(&bytes, number as u64 * size).map_err(failed)?;
         crash_point("create.page");
     }
-    data.sync_all().map_err(failed)?;
-    crash_point("create.pages.synced");
     data.write_all_at(&header.encode(), 0).map_err(failed)?;
     crash_point("create.header");
     data.sync_all().map_err(failed)?;
