@@ -259,10 +259,8 @@ impl Db {
         let core = self.core();
         operation::check_lengths(core, key.len(), bytes.len() as u64)?;
         let hash = core.hasher.hash(key);
-        let appended = if large::is_large(key.len(), bytes.len()) {
-            self.large(hash, |deadline| {
-                large::append(&self.environment, hash, key, bytes, deadline)
-            })?
+        let small = if large::is_large(key.len(), bytes.len()) {
+            None
         } else {
             self.small(
                 hash,
@@ -272,6 +270,12 @@ impl Db {
                     operation::append(writer, hash, key, bytes, None, log, scratch)
                 },
             )?
+        };
+        let appended = match small {
+            Some(appended) => appended,
+            None => self.large(hash, |deadline| {
+                large::append(&self.environment, hash, key, bytes, deadline)
+            })?,
         };
         self.promise(Some(appended.lsn))?;
         Ok(appended.len)
@@ -446,7 +450,8 @@ impl Db {
     }
 
     /// Calls `f` with every record, borrowed, until it breaks; returns how many it was called for. As [`Db::iter`], but without
-    /// copies and in no particular order; pages are held back while `f` works through one bucket (some hundred records).
+    /// copies and in no particular order; pages are held back while `f` works through one bucket (some hundred records). A record
+    /// that is deleted and stored again just while its bucket is visited may be seen twice.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if a page on the way is damaged.
@@ -565,6 +570,8 @@ impl Db {
     /// # Errors
     /// As [`Db::checkpoint`]. The database is then recovered by its next user.
     pub fn close(self) -> Result<()> {
+        // A checkpoint in the background has a handle of its own.
+        self.environment.finish_background();
         match Arc::try_unwrap(self.environment) {
             Ok(environment) => {
                 let result = environment.shut_down();

@@ -123,6 +123,8 @@ impl Iter {
             records.retain(|r| (r.hash, &r.key) > (*last_hash, last_key));
         }
         records.sort_unstable_by(|a, b| (a.hash, &a.key).cmp(&(b.hash, &b.key)));
+        // A record that was deleted and stored again while the bucket was read may have been met in both places.
+        records.dedup_by(|a, b| a.key == b.key);
         self.pending = records.into();
         Ok(walk::next_range(hash, bits))
     }

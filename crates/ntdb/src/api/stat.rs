@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::core::Backing;
 use crate::environment::Environment;
 use crate::error::Result;
 use crate::index::lookup;
@@ -71,7 +72,11 @@ pub fn stat(environment: &Environment, deadline: Option<std::time::Instant>) -> 
     let core = &environment.core;
     let control = core.control();
     let page_size = core.page_size as u64;
-    let writer = Writer::lock(core, deadline)?;
+    // Who may only read cannot repair what a dead writer left under the lock, and does without exactness.
+    let writer = match core.backing {
+        Backing::SharedReadOnly => None,
+        _ => Some(Writer::lock(core, deadline)?),
+    };
     let file_pages = control.readers.file_pages.load(Relaxed);
     let free = bits::count_free(core, file_pages);
     let retired =

@@ -74,8 +74,14 @@ impl<'a> CheckpointGuard<'a> {
     fn repaired(core: &'a Core) -> Result<CheckpointGuard<'a>> {
         let guard = CheckpointGuard { core };
         // Not only after a death: an owner that failed may not even have been able to clean up.
-        if core.control().checkpoint.phase.load(Acquire) != phase::IDLE {
-            publish::repair(core)?;
+        let phase = &core.control().checkpoint.phase;
+        if phase.load(Acquire) != phase::IDLE {
+            // Its last step may be noted and not carried out, which the next to hold the writer lock does. Before that, what is
+            // seen here may be half old, half new.
+            drop(Writer::lock(core, None)?);
+            if phase.load(Acquire) != phase::IDLE {
+                publish::repair(core)?;
+            }
         }
         Ok(guard)
     }
@@ -92,18 +98,24 @@ impl Drop for CheckpointGuard<'_> {
 pub enum Purpose {
     /// One of many.
     Periodic,
+    /// The one that ends a recovery: there is no log, and nobody else.
+    Recovery,
     /// The last before the database is at rest: nobody else is attached. The meta page then names no log, and only as
     /// many pages as are used.
     Rest,
 }
 
 /// Runs a checkpoint; the caller holds the lock. Returns the number of pages that the file needs.
-pub fn run(context: &Context, _guard: &CheckpointGuard, purpose: Purpose) -> Result<u32> {
+pub fn run(context: &Context, guard: &CheckpointGuard, purpose: Purpose) -> Result<u32> {
     let core = context.core;
     if core.backing != Backing::Shared {
         return Ok(core.control().readers.file_pages.load(Acquire));
     }
     check_poison(core)?;
+    if purpose == Purpose::Periodic {
+        // Creating the log needs the same lock: nobody must wait for it until the checkpoint is done.
+        start_log_locked(context, guard)?;
+    }
     crash_point("checkpoint.begin");
     let frozen = {
         let mut writer = Writer::lock(core, None)?;
@@ -134,7 +146,7 @@ fn write_and_publish(context: &Context, frozen: &Frozen, purpose: Purpose) -> Re
     let file_pages = control.readers.file_pages.load(Acquire);
     let used_end = match purpose {
         Purpose::Rest => used_end(core, &map)?,
-        Purpose::Periodic => file_pages,
+        Purpose::Periodic | Purpose::Recovery => file_pages,
     };
     let keep_from = frozen.keep_from;
     let (map_levels, map_pages) = map.listed();
@@ -211,7 +223,17 @@ pub fn start_log(context: &Context, deadline: Option<Instant>) -> Result<()> {
     if context.core.control().log.exists.load(Acquire) == 1 {
         return Ok(());
     }
-    let _guard = CheckpointGuard::lock(context.core, deadline)?;
+    let guard = CheckpointGuard::lock(context.core, deadline)?;
+    start_log_locked(context, &guard)
+}
+
+/// As [`start_log`], for the holder of the checkpoint lock.
+pub fn start_log_locked(context: &Context, _guard: &CheckpointGuard) -> Result<()> {
+    if context.core.backing != Backing::Shared {
+        return Ok(());
+    }
+    // If somebody died while announcing a log, it is announced after this.
+    drop(Writer::lock(context.core, None)?);
     publish::start_log(context.core, context.logs, context.base, context.shm_id)
 }
 

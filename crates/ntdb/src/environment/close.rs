@@ -8,7 +8,7 @@ use crate::checkpoint::publish::sync_data;
 use crate::checkpoint::run::{self, CheckpointGuard, Purpose};
 use crate::core::Backing;
 use crate::error::{Error, Result};
-use crate::limits::MAX_PROCESSES;
+use crate::limits::{KEY_STRIPES, MAX_PROCESSES};
 use crate::storage::failpoint::{Kind, crash_point};
 use crate::storage::file;
 use crate::storage::ofd::{ATTACH, LockKind, OfdFile, READER, slot_byte, slot_bytes};
@@ -45,6 +45,10 @@ impl Environment {
         crash_point("close.locked");
         let result = if locked && may_write && !others { self.put_to_rest(ofd) } else { Ok(()) };
         core.pins.release_process(session.slot);
+        // Of guards that were leaked.
+        for index in 0..KEY_STRIPES {
+            core.shm.stripe(index).release_dead(session.slot);
+        }
         core.shm.process(session.slot.0 as usize).state.store(0, Release);
         let _ = ofd.unlock(slot_byte(session.slot.0));
         let _ = ofd.unlock(ATTACH);

@@ -13,7 +13,7 @@ pub mod registry;
 pub mod repair;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -24,6 +24,7 @@ use crate::limits::RING_BYTES;
 use crate::log::flush::{Logs, NO_SWITCH};
 use crate::shm::pin::PinGuard;
 use crate::storage::file::FileId;
+use crate::storage::fork;
 use crate::storage::fork_local::ForkLocal;
 use crate::types::Lsn;
 
@@ -51,8 +52,8 @@ pub struct Environment {
     pub checkpoint_log_bytes: u64,
     /// Keeps the lock of a private reader.
     pub reader_lock: Option<crate::storage::ofd::OfdFile>,
-    /// A checkpoint runs in this process's background.
-    checkpointing: AtomicBool,
+    /// The fork generation of the process in whose background a checkpoint runs, or 0.
+    checkpointing: AtomicU64,
     closed: AtomicBool,
     background: ForkLocal<Option<JoinHandle<()>>>,
 }
@@ -162,7 +163,9 @@ impl Environment {
     }
 
     fn checkpoint_in_background(self: &std::sync::Arc<Self>) {
-        if self.core.control().checkpoint_lock.is_held() || self.checkpointing.swap(true, AcqRel) {
+        if self.core.control().checkpoint_lock.is_held()
+            || self.checkpointing.swap(fork::generation(), AcqRel) == fork::generation()
+        {
             return;
         }
         let mut background = self.background.lock();
@@ -175,11 +178,11 @@ impl Environment {
                 // A failure leaves the last checkpoint and the log as they are; the next attempt may do better.
                 let _ = run::run(&environment.context(), &guard, Purpose::Periodic);
             }
-            environment.checkpointing.store(false, Release);
+            environment.checkpointing.store(0, Release);
         };
         match std::thread::Builder::new().name("ntdb-checkpoint".into()).spawn(task) {
             Ok(handle) => *background = Some(handle),
-            Err(_) => self.checkpointing.store(false, Release),
+            Err(_) => self.checkpointing.store(0, Release),
         }
     }
 
@@ -189,7 +192,7 @@ impl Environment {
     }
 
     /// Waits for a checkpoint in the background.
-    fn finish_background(&self) {
+    pub fn finish_background(&self) {
         let handle = self.background.lock().take();
         if let Some(handle) = handle
             && handle.thread().id() != std::thread::current().id()

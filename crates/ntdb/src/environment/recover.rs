@@ -200,11 +200,7 @@ fn protect(core: &Core, meta: &Meta) -> Result<()> {
 fn load_map(core: &Core, meta: &Meta, file_pages: u32) -> Result<()> {
     let map = MapPages::load(core, meta.map_levels, &meta.map_pages)?;
     let per_group = group_pages(core.page_size);
-    if (map.groups.len() as u64 * per_group as u64) < meta.file_pages as u64 {
-        return Err(
-            core.corrupt(PageNo(META_PAGES[0]), "the free-space map is shorter than the file")
-        );
-    }
+    // A growth may have crossed into a group of which nothing was used yet: what the map does not reach is free.
     for_each_group(core, &map, |group, group_bits| {
         let first = group as u64 * per_group as u64;
         for (index, chunk) in group_bits.chunks(8).enumerate() {
@@ -339,8 +335,12 @@ impl Replay<'_> {
         if from < log.header().start {
             return Err(self.log_damage(&path, from.0, meta, "the log begins later".into()));
         }
-        loop {
+        // Two files: the second has no successor.
+        for successors in 0.. {
             let end = self.one_log(&path, &log, from, meta)?;
+            if successors == 1 {
+                return Ok(end.0);
+            }
             // A log that continues this one proves that this one was complete on disk when it was begun.
             let next = companions.logs.iter().find_map(|other| {
                 let next = open_log(other).ok().flatten()?;
@@ -369,6 +369,7 @@ impl Replay<'_> {
                 }
             }
         }
+        unreachable!("the loop returns")
     }
 
     fn one_log(&mut self, path: &Path, log: &LogFile, from: Lsn, meta: &Meta) -> Result<Lsn> {
@@ -665,6 +666,21 @@ pub fn remove_logs(companions: &Companions, uuid: &[u8; 16]) -> Result<()> {
             file::unlink(path, Kind::Log).map_err(|e| Error::from_io(path, "remove the log", e))?;
             crash_point("remove.log");
         }
+        remove_temporaries(path);
     }
     Ok(())
+}
+
+/// Removes log files that were being made when their makers died.
+fn remove_temporaries(log: &Path) {
+    let (Some(dir), Some(name)) = (log.parent(), log.file_name()) else { return };
+    let mut prefix = name.to_os_string();
+    prefix.push(TEMPORARY);
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes()) {
+            // Nobody needs it; nobody minds it either.
+            let _ = file::unlink(&entry.path(), Kind::Log);
+        }
+    }
 }

@@ -20,8 +20,8 @@ pub fn current_root(core: &Core) -> Root {
 #[inline]
 pub fn find_value<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Result<Option<&'a [u8]>> {
     match quick(core, hash, key) {
-        // SAFETY: within the page, and published bytes don't change; the caller's pin keeps the page from being re-used.
         Short::Found { value, len, .. } => {
+            // SAFETY: within the page, and published bytes don't change; the caller's pin keeps the page from being re-used.
             Ok(Some(unsafe { std::slice::from_raw_parts(value, len) }))
         }
         Short::Absent => Ok(None),

@@ -255,8 +255,11 @@ pub fn make_room(writer: &mut Writer, path: &Path, hash: u64, extra: Load) -> Re
     let with_extra = live.plus(extra).page_bytes() * 100;
     if chain.len() == 1 && with_extra < page_room * REBUILD_BELOW_PERCENT {
         let bucket = core.bucket(path.bucket)?;
+        // The page keeps its groups, which may be too many for the records that it has now: compact only if that makes
+        // room, and more than for once.
+        let enough = live.bytes + extra.bytes + bucket.record_room() / 16 <= bucket.record_room();
         let has_slots = extra.records == 0 || bucket.vacant_slot(hash).is_some();
-        let progress = if has_slots {
+        let progress = if has_slots && enough {
             compact(writer, path)?
         } else {
             rebuild(writer, path, &chain, 100, extra)?

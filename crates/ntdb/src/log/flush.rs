@@ -319,10 +319,13 @@ impl Logs {
                 let temporary = self.temporary(core, switch.index);
                 let made = self.next_file(core, &switch, &temporary, header)?;
                 crash_point("switch.new.synced");
-                let _writer = Writer::lock(core, None)?;
-                if !switch.is_due(core) {
-                    drop(_writer);
+                let writer = Writer::lock(core, None)?;
+                // Whoever's file gets the name first, it stays: its name may be durable already.
+                let already = LogFile::open(path).ok().filter(|log| *log.header() == header);
+                if !switch.is_due(core) || already.is_some() {
+                    drop(writer);
                     let _ = file::unlink(&temporary, Kind::Log);
+                    // Once more from the start, with the other's file.
                     return Ok(());
                 }
                 file::rename(&temporary, path, Kind::Log).map_err(failed)?;
@@ -378,7 +381,12 @@ impl Logs {
             fence(SeqCst);
             let path = &self.paths[index as usize];
             match LogFile::open(path) {
-                Ok(old) if switch.is_due(core) && !is_flagged(core, switch.incarnation) => {
+                // Not the file that another has made for this very switch.
+                Ok(old)
+                    if switch.is_due(core)
+                        && *old.header() != header
+                        && !is_flagged(core, switch.incarnation) =>
+                {
                     file::rename(path, temporary, Kind::Log).map_err(failed)?;
                     crash_point("switch.old.taken");
                     Some(old)

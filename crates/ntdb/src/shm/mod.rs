@@ -13,7 +13,7 @@ pub mod segment;
 pub mod stripe;
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
 use self::layout::{Control, ProcessEntry};
 use self::segment::SegmentTable;
@@ -81,6 +81,8 @@ impl Shm {
     #[inline]
     pub fn ring_write(&self, position: u64, bytes: &[u8]) {
         debug_assert!(bytes.len() as u64 <= RING_BYTES);
+        // A flusher that copies these bytes finds `written` beyond them, as the writer did that re-uses their place.
+        fence(Release);
         let at = (position & (RING_BYTES - 1)) as usize;
         let first = bytes.len().min(RING_BYTES as usize - at);
         // SAFETY: within the ring; the holder of the writer lock alone writes there, flushers copy only what lies before the

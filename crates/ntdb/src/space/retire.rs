@@ -153,6 +153,7 @@ pub fn reclaim(writer: &mut Writer) -> Result<u64> {
     redo_reclaim(writer)?;
     note.set_state(state::IDLE);
     crash_point("retire.reclaim.done");
+    compact_fresh(writer)?;
     Ok(control.writer.free_pages.load(Relaxed).saturating_sub(before))
 }
 
@@ -189,7 +190,7 @@ pub fn redo_reclaim(writer: &Writer) -> Result<()> {
 }
 
 /// Moves the fresh queue to the front of its array, if that has become mostly consumed.
-pub fn compact_fresh(writer: &mut Writer) -> Result<()> {
+fn compact_fresh(writer: &mut Writer) -> Result<()> {
     let control = writer.core.control();
     let (head, len) = (control.fresh.head.load(Relaxed), control.fresh.len.load(Relaxed));
     // Source and destination must not overlap, so that the move may be repeated.

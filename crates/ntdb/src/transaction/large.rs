@@ -269,11 +269,9 @@ fn prepare_append(
 ) -> Result<(Extent, Lsn, u32)> {
     let core = &environment.core;
     let mut log = Chunks { environment, total: bytes.len() as u64, first: None, deadline };
-    let in_place = old.and_then(|record| {
-        let extent = record.extent()?;
-        let room = extent.pages as u64 * core.page_size as u64;
-        (record.extent_bytes() + bytes.len() as u64 <= room).then_some((record, extent))
-    });
+    let in_place = old
+        .filter(|record| operation::fits_behind(core, record, bytes.len()))
+        .and_then(|record| record.extent().map(|extent| (record, extent)));
     let (mut extent, mut offset) = match in_place {
         Some((record, extent)) => {
             // Verified before it grows, so that its checksum can be carried on.

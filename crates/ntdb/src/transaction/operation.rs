@@ -254,7 +254,9 @@ pub fn put(
 ) -> Result<Option<Lsn>> {
     let core = writer.core;
     let (layout, len) = layout(core.page_size, key.len(), value.len() as u64);
+    let mut steps = Steps::default();
     loop {
+        steps.count(core)?;
         let (path, present) = look(core, hash, key)?;
         if !condition.holds(present.is_some()) {
             return Ok(None);
@@ -297,7 +299,9 @@ pub fn put_extent(
     let core = writer.core;
     let len = long_len(layout, key.len(), value_len);
     let mut scratch = Vec::new();
+    let mut steps = Steps::default();
     loop {
+        steps.count(core)?;
         let (path, present) = look(core, hash, key)?;
         if !condition.holds(present.is_some()) {
             return Ok(None);
@@ -326,7 +330,9 @@ pub fn delete(
     log: &mut LogRecord,
 ) -> Result<Option<Lsn>> {
     let core = writer.core;
+    let mut steps = Steps::default();
     loop {
+        steps.count(core)?;
         let (path, present) = look(core, hash, key)?;
         let Some((page, bucket, found)) = present else { return Ok(None) };
         if structure::own_bucket(writer, &path)? == Progress::Stepped {
@@ -346,6 +352,33 @@ pub fn delete(
     }
 }
 
+/// Longest value that is copied under the writer lock: some tens of microseconds.
+const COPY_BYTES_MAX: u64 = 256 << 10;
+
+/// Whether `len` more bytes fit behind the value of `record` in its extent.
+pub fn fits_behind(core: &Core, record: &Record, len: usize) -> bool {
+    record.extent().is_some_and(|extent| {
+        record.extent_bytes() + len as u64 <= extent.pages as u64 * core.page_size as u64
+    })
+}
+
+/// Counts the structure steps of one operation.
+#[derive(Default)]
+struct Steps(u32);
+
+impl Steps {
+    /// More steps than any tree can need mean that a page is not what it says.
+    const MOST: u32 = 1000;
+
+    fn count(&mut self, core: &Core) -> Result<()> {
+        self.0 += 1;
+        if self.0 > Self::MOST {
+            return Err(core.corrupt_shm("a bucket has no room however often it is split"));
+        }
+        Ok(())
+    }
+}
+
 /// What an append found and did.
 #[derive(Clone, Copy, Debug)]
 pub struct Appended {
@@ -355,7 +388,8 @@ pub struct Appended {
     pub len: u64,
 }
 
-/// Adds `bytes` to the value of `key`, absent or not. With `expected`, only if the value has this length.
+/// Adds `bytes` to the value of `key`, absent or not. With `expected`, only if the value has this length. `None`: the value
+/// would have to be copied and is too long for that under the lock.
 pub fn append(
     writer: &mut Writer,
     hash: u64,
@@ -364,9 +398,11 @@ pub fn append(
     expected: Option<u64>,
     log: &mut LogRecord,
     scratch: &mut Vec<u8>,
-) -> Result<Appended> {
+) -> Result<Option<Appended>> {
     let core = writer.core;
+    let mut steps = Steps::default();
     loop {
+        steps.count(core)?;
         let (path, present) = look(core, hash, key)?;
         let old = present.as_ref().map(|(_, _, found)| found.record);
         let before = old.map_or(0, |record| record.value_len);
@@ -378,6 +414,12 @@ pub fn append(
         }
         let total = before + bytes.len() as u64;
         check_lengths(core, key.len(), total)?;
+        if before > COPY_BYTES_MAX
+            && !core.is_replaying()
+            && old.is_some_and(|record| !fits_behind(core, &record, bytes.len()))
+        {
+            return Ok(None);
+        }
         let (layout, len) = match &old {
             // A value that has an extent keeps it.
             Some(record) if record.extent().is_some() => {
@@ -406,7 +448,7 @@ pub fn append(
             }
         }
         let lsn = publish(step, &path, hash, &present, scratch, log)?;
-        return Ok(Appended { lsn, len: total });
+        return Ok(Some(Appended { lsn, len: total }));
     }
 }
 

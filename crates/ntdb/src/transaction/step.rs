@@ -71,9 +71,6 @@ impl<'w, 'a> Step<'w, 'a> {
         let fresh = &core.control().fresh;
         // Before it is noted: what is noted must be possible to carry out.
         core.check_run(run)?;
-        if self.given == 0 && !self.has_taken {
-            retire::compact_fresh(self.writer)?;
-        }
         let index = fresh.len.load(Relaxed) + self.given;
         core.shm
             .grow(fresh, (index + 1) * retire::ENTRY_BYTES)

@@ -1,9 +1,9 @@
 //! The writer lock.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::core::Core;
+use crate::core::{Backing, Core};
 use crate::error::Result;
 use crate::shm::lock::Acquired;
 use crate::shm::note::state;
@@ -34,6 +34,13 @@ impl<'a> Writer<'a> {
         let mut writer = Writer { core };
         // Not only after a death: a holder that met a damaged page may have left its note.
         if control.note.state() != state::IDLE || control.taken.len.load(Relaxed) != 0 {
+            if core.backing == Backing::SharedReadOnly {
+                return Err(core.locked(
+                    "a step of a writer that died (only a process that may write can finish it)",
+                    None,
+                    Duration::ZERO,
+                ));
+            }
             repair::repair(&mut writer)?;
         }
         Ok(writer)
