@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
 use crate::checkpoint::run::{self, CheckpointGuard, Context, Purpose};
@@ -79,17 +79,16 @@ fn try_open(
     options: &Options,
     deadline: Option<Instant>,
 ) -> Result<Option<Arc<Environment>>> {
-    let mut guard = registry::lock();
-    let registry = guard.as_mut().expect("made by lock");
     let data = open_data(path, resolved, options)?;
     let id = data.identity().map_err(|e| Error::from_io(path, "identify the database", e))?;
     let usable = |environment: &Environment| match environment.core.backing {
         Backing::Shared => true,
         _ => options.read_only && environment.core.backing == Backing::SharedReadOnly,
     };
-    if let Some(environment) = registry::find(registry, id, usable) {
-        environment.ensure_session()?;
-        return Ok(Some(environment));
+    let open_here = |registry: &mut registry::Registry| registry::find(registry, id, usable);
+    let found = open_here(registry::lock().as_mut().expect("made by lock"));
+    if let Some(environment) = found {
+        return share(environment, path, options).map(Some);
     }
     check_file_system(path, resolved, options)?;
     let ofd = match OfdFile::open(resolved, options.read_only) {
@@ -102,16 +101,30 @@ fn try_open(
     }
     let begin = Instant::now();
     let kind = if options.read_only { LockKind::Shared } else { LockKind::Exclusive };
-    let locked = ofd
-        .lock_wait(ATTACH, kind, deadline)
-        .map_err(|e| Error::from_io(path, "lock the database", e))?;
-    if !locked {
-        return Err(Error::Locked {
-            path: path.to_path_buf(),
-            what: "the attach lock (somebody opens, recovers or closes the database)",
-            owner: 0,
-            waited: begin.elapsed(),
-        });
+    let mut pause = Duration::from_micros(50);
+    // The registry is held from the moment that the attach lock is taken, lest a child be forked that keeps the lock; and it is
+    // not held while others are waited for.
+    let mut guard = loop {
+        let guard = registry::lock();
+        if ofd.try_lock(ATTACH, kind).map_err(|e| Error::from_io(path, "lock the database", e))? {
+            break guard;
+        }
+        drop(guard);
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(Error::Locked {
+                path: path.to_path_buf(),
+                what: "the attach lock (somebody opens, recovers or closes the database)",
+                owner: 0,
+                waited: begin.elapsed(),
+            });
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(2));
+    };
+    let registry = guard.as_mut().expect("made by lock");
+    if let Some(environment) = open_here(registry) {
+        drop(guard);
+        return share(environment, path, options).map(Some);
     }
     crash_point("attach.locked");
     let now =
@@ -124,6 +137,19 @@ fn try_open(
     crash_point("attach.done");
     registry::insert(registry, id, &environment);
     Ok(Some(environment))
+}
+
+/// Another handle of an environment that this process has open.
+fn share(
+    environment: Arc<Environment>,
+    path: &Path,
+    options: &Options,
+) -> Result<Arc<Environment>> {
+    if options.create_new {
+        return Err(Error::AlreadyExists { path: path.to_path_buf() });
+    }
+    environment.ensure_session()?;
+    Ok(environment)
 }
 
 fn open_data(path: &Path, resolved: &Path, options: &Options) -> Result<File> {
@@ -364,7 +390,7 @@ impl Opening<'_> {
         if applied || meta.log_salt != 0 {
             let context = Context { core: &core, logs: &logs, base: own.base_bytes(), shm_id };
             let guard = CheckpointGuard::lock(&core, None)?;
-            run::run(&context, &guard, Purpose::Periodic)?;
+            run::run(&context, &guard, Purpose::Recovery)?;
             crash_point("recover.checkpointed");
         }
         recover::remove_logs(&left, &header.uuid)?;
@@ -518,7 +544,7 @@ impl Opening<'_> {
             opened_as: Some(path.to_path_buf()),
             checkpoint_log_bytes: options.checkpoint_log_bytes,
             reader_lock: Some(ofd),
-            checkpointing: AtomicBool::new(false),
+            checkpointing: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             background: ForkLocal::default(),
         })
@@ -628,7 +654,7 @@ impl Opening<'_> {
             opened_as: Some(self.path.to_path_buf()),
             checkpoint_log_bytes: self.options.checkpoint_log_bytes,
             reader_lock,
-            checkpointing: AtomicBool::new(false),
+            checkpointing: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             background: ForkLocal::default(),
         }
@@ -705,14 +731,26 @@ fn take_slot(core: &Core, ofd: OfdFile) -> Result<()> {
     go_fenceless(core)
 }
 
+/// `PinWords::fenceless`: somebody is about to pin without fences; reclaimers use the barrier from now on.
+const WANTS_FENCELESS: u32 = 1;
+/// All reclaimers know.
+const FENCELESS: u32 = 2;
+
 /// Leaves the fences of this process's pins to those who reclaim, if the kernel provides for it.
 fn go_fenceless(core: &Core) -> Result<()> {
     if !membarrier::register() {
         return Ok(());
     }
-    if core.control().pins.fenceless.swap(1, SeqCst) == 0 {
+    let word = &core.control().pins.fenceless;
+    if word.load(SeqCst) != FENCELESS {
+        if core.backing == Backing::SharedReadOnly {
+            // Taking the writer lock might mean to repair, which it cannot.
+            return Ok(());
+        }
+        let _ = word.compare_exchange(0, WANTS_FENCELESS, SeqCst, SeqCst);
         // A reclaimer that did not see the word yet has finished after this.
         drop(Writer::lock(core, None)?);
+        word.store(FENCELESS, SeqCst);
     }
     core.session().pins.go_fenceless();
     Ok(())
@@ -863,7 +901,7 @@ pub fn open_in_memory(options: &Options) -> Result<Arc<Environment>> {
         opened_as: None,
         checkpoint_log_bytes: options.checkpoint_log_bytes,
         reader_lock: None,
-        checkpointing: AtomicBool::new(false),
+        checkpointing: AtomicU64::new(0),
         closed: AtomicBool::new(false),
         background: ForkLocal::default(),
     }))
