@@ -278,14 +278,12 @@ impl Opening<'_> {
         if self.is_zero(len)? {
             return Ok(true);
         }
-        for page_size in (12..=16).map(|shift| 1u32 << shift) {
-            if len == create::NEW_PAGES as u64 * page_size as u64 {
-                let mut file = vec![0u8; len as usize];
-                self.data.read_exact_at(&mut file, 0).map_err(|e| self.io("read the file", e))?;
-                return Ok(create::is_beginning(&file, page_size));
-            }
+        if len > create::NEW_PAGES as u64 * limits::MAX_PAGE_SIZE as u64 {
+            return Ok(false);
         }
-        Ok(false)
+        let mut file = vec![0u8; len as usize];
+        self.data.read_exact_at(&mut file, 0).map_err(|e| self.io("read the file", e))?;
+        Ok((12..=16).any(|shift| create::is_beginning(&file, 1 << shift)))
     }
 
     /// Joins those who use the database already.

@@ -130,7 +130,10 @@ pub fn first_pages(header: &Header) -> Vec<(u32, Vec<u8>)> {
 /// creation writes it, or zero.
 pub fn is_beginning(file: &[u8], page_size: u32) -> bool {
     let size = page_size as usize;
-    let mut expected = vec![0; file.len()];
+    let mut expected = vec![0; NEW_PAGES as usize * size];
+    if file.len() > expected.len() {
+        return false;
+    }
     for (number, bytes) in [
         (META_PAGES[0], first_meta(0).encode(page_size)),
         (MAP_PAGE, map_page(size)),
@@ -146,7 +149,7 @@ pub fn is_beginning(file: &[u8], page_size: u32) -> bool {
             let same = if number * SECTOR_BYTES == meta {
                 found.starts_with(&expected[..8])
             } else {
-                found == expected
+                expected.starts_with(found)
             };
             same || is_zero(found)
         },
