@@ -98,6 +98,7 @@ fn engine_status(error: &ntdb::Error) -> u8 {
         NotADatabase { .. } | Corrupt { .. } | LogMissing { .. } => 4,
         Locked { .. } => 5,
         Full { .. } => 6,
+        NotDurable { source, .. } => engine_status(source),
         Permission { .. } | ReadOnly { .. } => 7,
         // A missing database is not "not found": a script that asks for a key must not take a
         // mistyped path for an absent key.

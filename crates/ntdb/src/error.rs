@@ -142,6 +142,15 @@ pub enum Error {
         /// The error of the sync that failed.
         errno: io::Error,
     },
+    /// A durable operation was carried out, and everybody can see it, but it could not be made durable. It survives the death of
+    /// any process; [`Db::sync`](crate::Db::sync) makes it durable once the cause is gone.
+    #[error("{path}: done, but not durable yet: {source}", path = path.display())]
+    NotDurable {
+        /// The database.
+        path: PathBuf,
+        /// What kept it from becoming durable.
+        source: Box<Error>,
+    },
     /// A redo log that the data file needs is not there.
     #[error("{path}: its redo log {log} is missing; put it back beside the data file (both were left by a crash and belong together)", path = path.display(), log = log.display())]
     LogMissing {
@@ -205,9 +214,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the operation may simply be repeated later: a lock was busy, or there was no room.
+    /// Whether the same may work later: a lock was busy, or there was no room. (After [`Error::NotDurable`] that is the sync, not the
+    /// operation.)
     pub fn is_transient(&self) -> bool {
-        matches!(self, Error::Locked { .. } | Error::Full { .. } | Error::TooMany { .. })
+        match self {
+            Error::NotDurable { source, .. } => source.is_transient(),
+            _ => matches!(self, Error::Locked { .. } | Error::Full { .. } | Error::TooMany { .. }),
+        }
     }
 
     /// Sorts a system error into the variant that a user would look for: no room

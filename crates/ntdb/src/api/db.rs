@@ -191,7 +191,8 @@ impl Db {
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::Full`], [`Error::TooLong`], [`Error::Locked`] after the lock time-out, [`Error::Corrupt`],
-    /// [`Error::Poisoned`]. The database is unchanged then, except that a durable operation whose sync failed is visible.
+    /// [`Error::Poisoned`]. The database is unchanged then; but a durable operation is visible when its sync has failed
+    /// ([`Error::Poisoned`]) or could not be made ([`Error::NotDurable`]).
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.put_if(key, value, Condition::Any).map(drop)
     }
@@ -391,8 +392,18 @@ impl Db {
     #[inline]
     fn promise(&self, lsn: Option<Lsn>) -> Result<()> {
         match (lsn, self.durability) {
-            (Some(lsn), Durability::Durable) => self.environment.sync_to(lsn, self.deadline()),
+            (Some(lsn), Durability::Durable) => {
+                self.environment.sync_to(lsn, self.deadline()).map_err(|error| self.not_durable(error))
+            }
             _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn not_durable(&self, error: Error) -> Error {
+        match error {
+            Error::Poisoned { .. } => error,
+            _ => Error::NotDurable { path: self.core().path.clone(), source: Box::new(error) },
         }
     }
 
