@@ -19,9 +19,10 @@ use super::build;
 use super::locate::{self, DirectoryRef, Path, Root};
 use super::lookup;
 
-/// A page is rebuilt rather than split while its live records take less than this share of it, in percent. Higher
-/// would rebuild the same page over and over for little room each time; lower would waste space.
-const REBUILD_BELOW_PERCENT: usize = 75;
+/// A page is rebuilt rather than split while its live records take less than this share of it, in percent. Higher would
+/// rebuild the same page over and over for little room each time; lower leaves the pages half empty when all records grow
+/// (a million records that grow from 10 to 14 bytes: 33 MB with 75, 27 MB with 94, at the same speed).
+const REBUILD_BELOW_PERCENT: usize = 94;
 
 /// How full the pages of an overflow chain are made, in percent: a quarter page, the longest record, still fits.
 const CHAIN_FILL_PERCENT: usize = 70;
@@ -259,12 +260,12 @@ pub fn make_room(writer: &mut Writer, path: &Path, hash: u64, extra: Load) -> Re
         // room, and more than for once.
         let enough = live.bytes + extra.bytes + bucket.record_room() / 16 <= bucket.record_room();
         let has_slots = extra.records == 0 || bucket.vacant_slot(hash).is_some();
-        let progress = if has_slots && enough {
-            compact(writer, path)?
+        let done = if has_slots && enough {
+            compact(writer, path)
         } else {
-            rebuild(writer, path, &chain, 100, extra)?
+            rebuild(writer, path, &chain, 100, extra)
         };
-        return Ok(drop(progress));
+        return done.map(drop);
     }
     if split(writer, path, hash, &chain, extra)? != Progress::AtCap {
         return Ok(());
