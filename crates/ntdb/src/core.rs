@@ -343,11 +343,6 @@ impl Core {
         Ok(())
     }
 
-    /// Forgets what is known of the file's length, after it was truncated.
-    pub fn forget_length(&self) {
-        self.known_pages.store(0, Release);
-    }
-
     /// Populates a run of fresh pages, so that the first stores into it need no page fault each.
     pub fn populate(&self, first: PageNo, pages: u32) {
         let Ok(at) = self.data_place(self.place(first, 0), 1) else { return };
@@ -575,10 +570,10 @@ impl Core {
         if record.key_len != key.len() as u64 {
             return Ok(false);
         }
-        if let crate::page::record::Form::LongKey { hash: stored, .. } = record.form {
-            if stored != hash {
-                return Ok(false);
-            }
+        if let crate::page::record::Form::LongKey { hash: stored, .. } = record.form
+            && stored != hash
+        {
+            return Ok(false);
         }
         Ok(self.key_of(record)? == key)
     }

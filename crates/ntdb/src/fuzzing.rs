@@ -94,7 +94,6 @@ pub fn scan_log(path: &Path, from: u64) {
             assert!(scanned.next.0 > before);
             before = scanned.next.0;
         }
-        let _ = scanner.resync_after_end(1 << 16);
     }
 }
 
@@ -108,9 +107,10 @@ pub fn parse_bucket_page(bytes: &[u8], hash: u64) {
     let mut page = Box::new(Aligned([0; 65536]));
     let len = bytes.len().min(size);
     page.0[..len].copy_from_slice(&bytes[..len]);
+    let base = page.0.as_mut_ptr();
     // SAFETY: the page is this function's own, aligned, and as long as is said.
-    let Ok(bucket) = (unsafe { Bucket::at(page.0.as_mut_ptr(), size) }) else { return };
-    let range = bucket.base() as usize..=bucket.base() as usize + size;
+    let Ok(bucket) = (unsafe { Bucket::at(base, size) }) else { return };
+    let range = base as usize..=base as usize + size;
     let inside = |start: *const u8, len: usize| {
         assert!(range.contains(&(start as usize)) && len <= *range.end() - start as usize);
     };

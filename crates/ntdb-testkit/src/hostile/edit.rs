@@ -131,7 +131,7 @@ fn data(scene: &Scene, file: &mut [u8], touched: &mut [bool], edit: &Edit) {
             let Some(copy) = file.get(source..source + size).map(<[u8]>::to_vec) else { return };
             let page = &mut file[number * size..(number + 1) * size];
             page.copy_from_slice(&copy);
-            if edit.how % 2 == 0 {
+            if edit.how.is_multiple_of(2) {
                 page[8..12].copy_from_slice(&(number as u32).to_le_bytes());
             }
         }

@@ -392,9 +392,10 @@ impl Db {
     #[inline]
     fn promise(&self, lsn: Option<Lsn>) -> Result<()> {
         match (lsn, self.durability) {
-            (Some(lsn), Durability::Durable) => {
-                self.environment.sync_to(lsn, self.deadline()).map_err(|error| self.not_durable(error))
-            }
+            (Some(lsn), Durability::Durable) => self
+                .environment
+                .sync_to(lsn, self.deadline())
+                .map_err(|error| self.not_durable(error)),
             _ => Ok(()),
         }
     }

@@ -6,15 +6,14 @@
 //! whatever the file claims, and it writes nothing, so it can run beside processes that append; it
 //! then ends at some recent end.
 //!
-//! Whether such an end is natural cannot be seen at the place itself. [`Scanner::resync_after_end`]
-//! looks for valid records beyond it. One that lies below an LSN that was known synced proves
-//! damage. Above it, none proves anything: after a power cut the disk may have kept later sectors
-//! of the unsynced tail and lost earlier ones.
+//! Whether such an end is natural cannot be seen at the place itself, nor from valid records beyond
+//! it: after a power cut the disk may have kept later sectors of the unsynced tail and lost earlier
+//! ones. Only an end before what is known to have been written proves damage; recovery compares.
 
 use std::io;
 
 use super::file::LogFile;
-use super::record::{self, MIN_RECORD_BYTES, Op, RECORD_HEADER_BYTES, RecordProblem};
+use super::record::{self, Op, RECORD_HEADER_BYTES, RecordProblem};
 use crate::limits::MAX_RECORD_BYTES;
 use crate::types::Lsn;
 
@@ -23,12 +22,6 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 // After a refill the buffer holds a whole record, if the file does.
 const _: () = assert!(BUFFER_BYTES >= 2 * MAX_RECORD_BYTES as usize);
-
-/// How many bytes [`Scanner::resync_after_end`] checksums at most for each byte of its window, beyond
-/// those of the first few candidates. Random bytes need less than one; the bound is for bytes that
-/// were made to be expensive.
-const RESYNC_WORK_PER_BYTE: u64 = 64;
-const RESYNC_WORK_BYTES_MIN: u64 = 128 * MAX_RECORD_BYTES;
 
 /// A record of the log, as the scanner yields it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,45 +99,6 @@ impl<'f> Scanner<'f> {
     pub fn end(&self) -> Lsn {
         self.position
     }
-
-    /// The first valid record that begins after the end within the next `window_bytes` bytes, at
-    /// whatever byte; call it when [`Scanner::next`] has returned `None`. What it means stands at
-    /// the head of this module.
-    ///
-    /// The work is bounded even for bytes that were made to be expensive to test; when the bound is
-    /// reached, the answer is `None`.
-    pub fn resync_after_end(&mut self, window_bytes: u64) -> io::Result<Option<Lsn>> {
-        let mut work_bytes =
-            window_bytes.saturating_mul(RESYNC_WORK_PER_BYTE).saturating_add(RESYNC_WORK_BYTES_MIN);
-        let last = self.position.0.saturating_add(window_bytes);
-        let mut lsn = self.position;
-        while lsn.0 < last {
-            lsn.0 += 1;
-            let Some(offset) = self.log.offset_of(lsn) else {
-                return Ok(None);
-            };
-            if self.window.from(offset).len() < MAX_RECORD_BYTES as usize
-                && !self.window.reaches_end
-            {
-                self.window.refill(self.log, offset)?;
-            }
-            let bytes = self.window.from(offset);
-            if bytes.len() < MIN_RECORD_BYTES {
-                return Ok(None);
-            }
-            let Some(len) = record::plausible_len(bytes) else {
-                continue;
-            };
-            let Some(left) = work_bytes.checked_sub(len as u64) else {
-                return Ok(None);
-            };
-            work_bytes = left;
-            if record::sealed_len(self.salt, lsn, bytes).is_some() {
-                return Ok(Some(lsn));
-            }
-        }
-        Ok(None)
-    }
 }
 
 /// The part of the file that is in memory.
@@ -155,8 +109,6 @@ struct Window {
     offset: u64,
     /// Bytes of the buffer that were read.
     len_bytes: usize,
-    /// Whether the file ended there when it was read.
-    reaches_end: bool,
 }
 
 impl Window {
@@ -185,7 +137,6 @@ impl Window {
             }
             self.len_bytes += read;
         }
-        self.reaches_end = self.len_bytes < BUFFER_BYTES;
         Ok(())
     }
 }
@@ -263,7 +214,6 @@ mod tests {
             }
             prop_assert_eq!(scanner.next().unwrap(), None);
             prop_assert_eq!(scanner.end(), fixture.end);
-            prop_assert_eq!(scanner.resync_after_end(1 << 20).unwrap(), None);
             // From every record on, as well as from the first.
             for (before, &lsn) in lsns.iter().enumerate() {
                 prop_assert_eq!(count(&mut Scanner::new(&fixture.log, lsn)), lsns.len() - before);
@@ -292,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_where_damage_begins_and_says_what_lies_beyond() {
+    fn ends_where_damage_begins() {
         let mut fixture = Fixture::new();
         let lsns: Vec<Lsn> = (0..300u32)
             .map(|n| fixture.append(&Op::Put { key: &n.to_le_bytes(), value: &[1; 50] }))
@@ -301,26 +251,6 @@ mod tests {
         let mut scanner = Scanner::new(&fixture.log, START);
         assert_eq!(count(&mut scanner), 100);
         assert_eq!(scanner.end(), lsns[100]);
-        assert_eq!(scanner.resync_after_end(1 << 20).unwrap(), Some(lsns[101]));
-        // Asking did not move it, and the window is kept to.
-        assert_eq!(scanner.end(), lsns[100]);
-        let distance = lsns[101].0 - lsns[100].0;
-        assert_eq!(scanner.resync_after_end(distance - 1).unwrap(), None);
-        assert_eq!(scanner.resync_after_end(distance).unwrap(), Some(lsns[101]));
-    }
-
-    #[test]
-    fn finds_a_record_far_beyond_the_buffer() {
-        let mut fixture = Fixture::new();
-        fixture.append(&Op::Clear);
-        let end = fixture.end;
-        fixture.append_bytes(&vec![0xFF; 2 * BUFFER_BYTES + 17]);
-        let far = fixture.append(&Op::Clear);
-        let mut scanner = Scanner::new(&fixture.log, START);
-        assert_eq!(count(&mut scanner), 1);
-        assert_eq!(scanner.end(), end);
-        assert_eq!(scanner.resync_after_end(3 << 20).unwrap(), Some(far));
-        assert_eq!(scanner.resync_after_end(1 << 20).unwrap(), None);
     }
 
     #[test]
@@ -364,7 +294,6 @@ mod tests {
         let log = fixture.log.reuse(LogHeader { salt: 0xBEEF, ..HEADER }).unwrap();
         let mut scanner = Scanner::new(&log, START);
         assert_eq!(count(&mut scanner), 0);
-        assert_eq!(scanner.resync_after_end(1 << 20).unwrap(), None);
     }
 
     #[test]
@@ -375,7 +304,6 @@ mod tests {
             let mut scanner = Scanner::new(&fixture.log, Lsn(lsn));
             assert_eq!(scanner.next().unwrap(), None);
             assert_eq!(scanner.end(), Lsn(lsn));
-            assert_eq!(scanner.resync_after_end(u64::MAX).unwrap(), None);
         }
     }
 
@@ -387,19 +315,5 @@ mod tests {
         fixture.log.file().write_all_at(&record, LOG_HEADER_BYTES as u64).unwrap();
         let mut scanner = Scanner::new(&fixture.log, start);
         assert_eq!(scanner.next().unwrap(), None);
-        assert_eq!(scanner.resync_after_end(u64::MAX).unwrap(), None);
-    }
-
-    #[test]
-    fn bytes_made_to_be_expensive_do_not_keep_it_busy() {
-        let mut fixture = Fixture::new();
-        // Every eighth byte begins what could be a record of 200 KiB.
-        let claim = [0, 32, 3, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
-        fixture.append_bytes(&claim.repeat((4 << 20) / claim.len()));
-        let mut scanner = Scanner::new(&fixture.log, START);
-        let begin = std::time::Instant::now();
-        assert_eq!(scanner.resync_after_end(4 << 20).unwrap(), None);
-        // Unbounded, it would checksum 50 GiB: well over ten seconds at any speed.
-        assert!(begin.elapsed() < std::time::Duration::from_secs(5), "{:?}", begin.elapsed());
     }
 }

@@ -142,11 +142,6 @@ impl<'a> Bucket<'a> {
         unsafe { PageHead::at(self.page) }
     }
 
-    /// First byte of the page.
-    pub fn base(&self) -> *mut u8 {
-        self.page
-    }
-
     /// Number of slots.
     pub fn slots(&self) -> usize {
         self.groups * GROUP
@@ -204,12 +199,6 @@ impl<'a> Bucket<'a> {
     #[inline]
     fn home(&self, hash: u64) -> usize {
         (((hash >> 7) & 0xffff) as usize * self.groups) >> 16
-    }
-
-    /// Address of the home group's tags, to be prefetched.
-    #[inline]
-    pub fn home_tags(&self, hash: u64) -> *const u8 {
-        self.page.wrapping_add(HEAD_BYTES + self.home(hash) * GROUP_BYTES)
     }
 
     /// Parses the record at `offset`.

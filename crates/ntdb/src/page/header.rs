@@ -32,8 +32,6 @@ use crate::limits::{FORMAT_VERSION, MAX_PAGE_SIZE, MIN_PAGE_SIZE, valid_page_siz
 
 /// Bytes of the header block, whatever the page size is.
 pub const HEADER_BYTES: usize = MIN_PAGE_SIZE as usize;
-/// The page that the header lies in.
-pub const HEADER_PAGE: u32 = 0;
 /// The page that the copy lies in.
 pub const HEADER_COPY_PAGE: u32 = 3;
 /// Id of SipHash-1-3 with a key of 128 bits.

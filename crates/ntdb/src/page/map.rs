@@ -21,7 +21,7 @@ pub fn mark(bits: &mut [u8], from: u32, to: u32, used: bool) {
     let mut page = from;
     while page < to {
         let byte = &mut bits[page as usize / 8];
-        if page % 8 == 0 && to - page >= 8 {
+        if page.is_multiple_of(8) && to - page >= 8 {
             *byte = if used { 0xff } else { 0 };
             page += 8;
             continue;
@@ -35,15 +35,14 @@ pub fn mark(bits: &mut [u8], from: u32, to: u32, used: bool) {
     }
 }
 
-/// Whether page `page` (counted within the group) is used.
-pub fn is_used(bits: &[u8], page: u32) -> bool {
-    bits[page as usize / 8] >> (page % 8) & 1 == 1
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn is_used(bits: &[u8], page: u32) -> bool {
+        bits[page as usize / 8] >> (page % 8) & 1 == 1
+    }
 
     proptest! {
         #[test]

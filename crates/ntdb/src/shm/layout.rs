@@ -61,12 +61,11 @@ pub const HEADER_BYTES: usize = size_of::<ShmHeader>();
 
 impl ShmHeader {
     /// The header as bytes, followed by their CRC-32C.
-    pub fn to_bytes(&self) -> [u8; HEADER_BYTES + 4] {
+    pub fn to_bytes(self) -> [u8; HEADER_BYTES + 4] {
         let mut bytes = [0u8; HEADER_BYTES + 4];
         // SAFETY: the struct is `repr(C)` without padding (its size is the sum of its fields), so all its bytes are initialised.
-        let fields = unsafe {
-            std::slice::from_raw_parts((self as *const ShmHeader).cast::<u8>(), HEADER_BYTES)
-        };
+        let fields =
+            unsafe { std::slice::from_raw_parts((&raw const self).cast::<u8>(), HEADER_BYTES) };
         bytes[..HEADER_BYTES].copy_from_slice(fields);
         let crc = crc32c::crc32c(fields);
         bytes[HEADER_BYTES..].copy_from_slice(&crc.to_le_bytes());

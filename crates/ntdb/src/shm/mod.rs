@@ -149,10 +149,10 @@ impl Shm {
                 if end > self.mapping.reserved() {
                     return Err(io::Error::from_raw_os_error(libc::ENOMEM));
                 }
-                if let Some(file) = &self.file {
-                    if file.len()? < end {
-                        file.allocate(offset, end - offset)?;
-                    }
+                if let Some(file) = &self.file
+                    && file.len()? < end
+                {
+                    file.allocate(offset, end - offset)?;
                 }
                 self.known_bytes.fetch_max(end, Relaxed);
                 // What a dead writer left there is not zero.
@@ -198,7 +198,7 @@ impl Shm {
     /// The word of 8 bytes at `position` of `table`.
     #[inline]
     pub fn word(&self, table: &SegmentTable, position: u64) -> Option<&AtomicU64> {
-        debug_assert!(position % 8 == 0);
+        debug_assert!(position.is_multiple_of(8));
         let at = self.element(table, position)?;
         // SAFETY: backed and aligned; atomics may be shared.
         Some(unsafe { &*at.cast::<AtomicU64>() })

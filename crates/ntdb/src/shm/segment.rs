@@ -54,18 +54,6 @@ impl SegmentTable {
         self.chunk[index].store(offset, Ordering::Release);
     }
 
-    /// Bytes that the present chunks hold together.
-    pub fn capacity_bytes(&self) -> u64 {
-        let mut total = 0;
-        for index in 0..MAX_CHUNKS {
-            if self.chunk_offset(index) == 0 {
-                break;
-            }
-            total += chunk_bytes(index);
-        }
-        total
-    }
-
     /// End of the last chunk in the file, or 0.
     pub fn end_offset(&self) -> u64 {
         (0..MAX_CHUNKS)

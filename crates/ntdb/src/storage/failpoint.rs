@@ -35,6 +35,7 @@ pub enum Kind {
 }
 
 /// What is done to the disk, in the order in which it is done, told to the recorder.
+#[cfg_attr(not(feature = "failpoints"), allow(dead_code, reason = "nobody listens, then"))]
 #[derive(Clone, Copy, Debug)]
 pub struct Event<'a> {
     /// Which kind of file.
@@ -46,6 +47,7 @@ pub struct Event<'a> {
 }
 
 /// The part of an [`Event`] that says what happens.
+#[cfg_attr(not(feature = "failpoints"), allow(dead_code, reason = "nobody listens, then"))]
 #[derive(Clone, Copy, Debug)]
 pub enum What<'a> {
     /// A sync is about to begin: what was written before is what it makes durable at the least.

@@ -164,11 +164,6 @@ impl File {
         Ok(self.inner.metadata()?.blocks() * 512)
     }
 
-    /// Its permission bits.
-    pub fn mode(&self) -> io::Result<u32> {
-        Ok(self.inner.metadata()?.mode() & 0o7777)
-    }
-
     /// Whether no name leads to it any more.
     pub fn is_unlinked(&self) -> io::Result<bool> {
         Ok(self.inner.metadata()?.nlink() == 0)

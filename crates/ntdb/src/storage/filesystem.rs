@@ -58,18 +58,6 @@ fn classify(f_type: u32) -> Suitability {
     }
 }
 
-/// Whether the file system that `path` (which must exist) lies on is mounted read-only.
-pub fn is_read_only(path: &Path) -> io::Result<bool> {
-    let name = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: all zeros is a valid `statvfs`.
-    let mut info: libc::statvfs = unsafe { std::mem::zeroed() };
-    super::file::retry_interrupted(|| {
-        // SAFETY: a valid C string and a valid place for the result.
-        unsafe { libc::statvfs(name.as_ptr(), &mut info) }
-    })?;
-    Ok(info.f_flag & libc::ST_RDONLY != 0)
-}
-
 /// A number that is another one after every boot: shared memory left by an earlier boot went
 /// through a power cut and can't be trusted.
 ///
@@ -134,19 +122,6 @@ pub fn random_u64() -> io::Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// When this process started, in clock ticks since boot: with the process id it names a process
-/// even after its id was given to another. 0 where /proc is out of sight.
-pub fn process_start_time() -> u64 {
-    fs::read_to_string("/proc/self/stat").ok().and_then(|text| parse_start_time(&text)).unwrap_or(0)
-}
-
-/// Field 22 of /proc/PID/stat. The second field is the program's name in parentheses and may itself
-/// contain anything, so fields are counted from the last parenthesis.
-fn parse_start_time(stat: &str) -> Option<u64> {
-    let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_whitespace().nth(19)?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,13 +138,11 @@ mod tests {
     }
 
     #[test]
-    fn a_local_directory_is_suitable_and_writable() {
+    fn a_local_directory_is_suitable() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(suitability(dir.path()).unwrap(), Suitability::Suitable);
-        assert!(!is_read_only(dir.path()).unwrap());
         let missing = dir.path().join("missing");
         assert_eq!(suitability(&missing).unwrap_err().kind(), io::ErrorKind::NotFound);
-        assert_eq!(is_read_only(&missing).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
@@ -198,16 +171,5 @@ mod tests {
         random_bytes(&mut bytes).unwrap();
         // The last bytes are filled, too: all 100 zero has a chance of 2^-800.
         assert!(bytes[900..].iter().any(|&byte| byte != 0));
-    }
-
-    #[test]
-    fn start_times_are_found_behind_any_name() {
-        let fields: String = (3..=52).map(|field| format!(" {field}")).collect();
-        for name in ["sh", "a b", "x) S 1 2 3 (y", ")"] {
-            assert_eq!(parse_start_time(&format!("42 ({name}){fields}")), Some(22), "{name}");
-        }
-        assert_eq!(parse_start_time("42 (sh) S 1"), None);
-        assert_ne!(process_start_time(), 0);
-        assert_eq!(process_start_time(), process_start_time());
     }
 }

@@ -115,51 +115,6 @@ impl Mapping {
     pub fn reserved(&self) -> u64 {
         self.reserved_bytes as u64
     }
-
-    /// Makes the pages of a range present and writable now, so that the stores to come take no
-    /// faults.
-    ///
-    /// # Errors
-    /// `ENOMEM` without memory; `EFAULT` if the range lies beyond the end of the file or its disk
-    /// is full. A kernel that cannot do this (before 5.14) is no error: the stores fault, then.
-    pub fn populate_write(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
-        match self.advise(offset, len_bytes, libc::MADV_POPULATE_WRITE) {
-            Err(error)
-                if error
-                    .raw_os_error()
-                    .is_some_and(|errno| errno != libc::ENOMEM && errno != libc::EFAULT) =>
-            {
-                Ok(())
-            }
-            other => other,
-        }
-    }
-
-    /// Tells the kernel to read single pages rather than their neighbours, too.
-    pub fn expect_random_access(&self) -> io::Result<()> {
-        self.advise(0, self.reserved(), libc::MADV_RANDOM)
-    }
-
-    /// Lets go of the memory behind a range. A shared file keeps its contents; private and
-    /// anonymous memory loses them and reads as the file or zeros again.
-    pub fn dont_need(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
-        self.advise(offset, len_bytes, libc::MADV_DONTNEED)
-    }
-
-    /// `offset` is rounded down to a host page; the kernel rounds the end up.
-    fn advise(&self, offset: u64, len_bytes: u64, advice: libc::c_int) -> io::Result<()> {
-        let end = offset.checked_add(len_bytes).filter(|&end| end <= self.reserved());
-        let Some(end) = end else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "beyond the reservation"));
-        };
-        let start = offset - offset % host_page_bytes() as u64;
-        // SAFETY: the range lies within what this mapping owns; none of the advices used changes
-        // the bytes of a shared file, and `dont_need` on private memory is what its caller asks.
-        let result = unsafe {
-            libc::madvise(self.base.add(start as usize).cast(), (end - start) as usize, advice)
-        };
-        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-    }
 }
 
 impl Drop for Mapping {
@@ -170,7 +125,8 @@ impl Drop for Mapping {
     }
 }
 
-/// As [`Mapping::populate_write`], for a range of any living mapping; a refusal is ignored, since it costs time only.
+/// Makes the pages of a range present and writable now, so that the stores to come take no faults. A
+/// refusal (a kernel before 5.14 cannot do this) is ignored: the stores fault, then.
 ///
 /// # Safety
 /// `len_bytes` from `at` on lie within one mapping that lives, backed by its file.
@@ -332,29 +288,12 @@ mod tests {
     }
 
     #[test]
-    fn populating_needs_a_file_that_is_long_enough() {
-        let (_dir, file) = new_file();
-        let mapping = Mapping::file(&file, 16 * MIB, MIB, Access::ReadWrite).unwrap();
-        file.allocate(0, MIB).unwrap();
-        mapping.populate_write(0, MIB).unwrap();
-        mapping.populate_write(4097, 100).unwrap();
-        let beyond = mapping.populate_write(2 * MIB, 4096).unwrap_err();
-        assert_eq!(beyond.raw_os_error(), Some(libc::EFAULT));
-        for (offset, len) in [(16 * MIB, 1), (0, 17 * MIB), (u64::MAX, 2)] {
-            let error = mapping.populate_write(offset, len).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        }
-        mapping.expect_random_access().unwrap();
-    }
-
-    #[test]
-    fn anonymous_memory_is_zero_and_can_be_let_go() {
+    fn anonymous_memory_is_zero() {
         let mapping = Mapping::anonymous(1 << 36, MIB).unwrap();
         assert_eq!(mapping.reserved(), 1 << 36);
-        store(&mapping, (1 << 36) - 1, 5);
-        let page = host_page_bytes() as u64;
-        mapping.dont_need((1 << 36) - page, page).unwrap();
         assert_eq!(load(&mapping, (1 << 36) - 1), 0);
+        store(&mapping, (1 << 36) - 1, 5);
+        assert_eq!(load(&mapping, (1 << 36) - 1), 5);
     }
 
     #[test]

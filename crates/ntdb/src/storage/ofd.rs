@@ -47,8 +47,6 @@ pub const ATTACH: ByteRange = ByteRange::byte(LOCK_BASE);
 pub const REPAIR: ByteRange = ByteRange::byte(LOCK_BASE + 1);
 /// Held shared by read-only users of a database at rest.
 pub const READER: ByteRange = ByteRange::byte(LOCK_BASE + 2);
-/// Held while a checkpoint is written.
-pub const CHECKPOINT: ByteRange = ByteRange::byte(LOCK_BASE + 3);
 /// The byte of process slot 0; the other slots' bytes follow.
 pub const SLOT_BASE: u64 = LOCK_BASE + 4096;
 
@@ -78,15 +76,6 @@ impl LockKind {
             LockKind::Exclusive => libc::F_WRLCK,
         }) as libc::c_short
     }
-}
-
-/// A lock of somebody else that stands in the way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Conflict {
-    /// The bytes that it covers (`len` 0: to the end of all offsets).
-    pub range: ByteRange,
-    /// Its kind.
-    pub kind: LockKind,
 }
 
 /// An open file description used for nothing but locks.
@@ -162,27 +151,9 @@ impl OfdFile {
     /// Whether another description holds a lock in the range that a lock of this kind would have to
     /// wait for. (Asks only; takes nothing.)
     pub fn is_locked_by_other(&self, range: ByteRange, kind: LockKind) -> io::Result<bool> {
-        Ok(self.conflict(range, kind)?.is_some())
-    }
-
-    /// The first lock of any kind that another description holds in the range.
-    pub fn first_conflict(&self, range: ByteRange) -> io::Result<Option<Conflict>> {
-        self.conflict(range, LockKind::Exclusive)
-    }
-
-    fn conflict(&self, range: ByteRange, kind: LockKind) -> io::Result<Option<Conflict>> {
         let mut lock = flock(range, kind.l_type());
         self.fcntl(libc::F_OFD_GETLK, &mut lock)?;
-        if lock.l_type == libc::F_UNLCK as libc::c_short {
-            return Ok(None);
-        }
-        let kind = if lock.l_type == libc::F_WRLCK as libc::c_short {
-            LockKind::Exclusive
-        } else {
-            LockKind::Shared
-        };
-        let range = ByteRange { start: lock.l_start as u64, len: lock.l_len as u64 };
-        Ok(Some(Conflict { range, kind }))
+        Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
     }
 
     /// In a forked child: closes the child's descriptor, so that the parent's locks end with the
@@ -291,22 +262,20 @@ mod tests {
     }
 
     #[test]
-    fn the_first_conflict_is_named() {
+    fn a_range_is_asked_for_at_once() {
         alone(|| {
             let (_dir, path) = database();
             let (a, b) =
                 (OfdFile::open(&path, false).unwrap(), OfdFile::open(&path, false).unwrap());
-            let all = slot_bytes(1024);
-            assert_eq!(b.first_conflict(all).unwrap(), None);
+            let is_locked = |slots, kind| b.is_locked_by_other(slot_bytes(slots), kind).unwrap();
+            assert!(!is_locked(1024, Exclusive));
             a.try_lock(slot_byte(1023), Exclusive).unwrap();
-            let last = Conflict { range: slot_byte(1023), kind: Exclusive };
-            assert_eq!(b.first_conflict(all).unwrap(), Some(last));
+            assert!(is_locked(1024, Shared));
+            assert!(!is_locked(1023, Exclusive));
             a.try_lock(slot_byte(7), Shared).unwrap();
-            let seventh = Conflict { range: slot_byte(7), kind: Shared };
-            // Whichever the kernel names, both are there to be found.
-            assert!([last, seventh].contains(&b.first_conflict(all).unwrap().unwrap()));
-            assert_eq!(b.first_conflict(slot_bytes(1023)).unwrap(), Some(seventh));
-            assert_eq!(b.first_conflict(slot_bytes(7)).unwrap(), None);
+            assert!(is_locked(1023, Exclusive));
+            assert!(!is_locked(1023, Shared));
+            assert!(!is_locked(7, Exclusive));
         });
     }
 

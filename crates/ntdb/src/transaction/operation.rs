@@ -516,12 +516,6 @@ pub fn clear(writer: &mut Writer, log: &mut LogRecord) -> Result<Lsn> {
     step.data(log, 0)
 }
 
-/// Whether the record of `key` is present, and how long its value is.
-pub fn length_of(core: &Core, hash: u64, key: &[u8]) -> Result<Option<u64>> {
-    let (_, present) = look(core, hash, key)?;
-    Ok(present.map(|(_, _, found)| found.record.value_len))
-}
-
 /// The record of `key`.
 pub fn record_of(core: &Core, hash: u64, key: &[u8]) -> Result<Option<Record>> {
     let (_, present) = look(core, hash, key)?;

@@ -246,7 +246,7 @@ fn carry_out(core: &Core, place: u64, width: u32, repeat: u32, value: u64) -> Re
     let Some(at) = at else {
         return Err(core.corrupt_shm("a noted store lies outside the shared state"));
     };
-    if at as usize % width.max(1) as usize != 0 {
+    if !(at as usize).is_multiple_of(width.max(1) as usize) {
         return Err(core.corrupt_shm("a noted store is misaligned"));
     }
     for index in 0..repeat as usize {

@@ -62,5 +62,7 @@ mod thread;
 #[cfg(test)]
 mod tests;
 
-pub use self::table::{ClaimFor, OldestPin, PinSlot, PinTable};
+#[cfg(test)]
+pub use self::table::{ClaimFor, OldestPin};
+pub use self::table::{PinSlot, PinTable};
 pub use self::thread::{Attachment, PinGuard, after_fork, before_fork};

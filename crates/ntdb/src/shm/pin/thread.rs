@@ -171,7 +171,7 @@ impl Attachment {
     }
 
     /// The table.
-    #[inline]
+    #[cfg(test)]
     pub fn table(&self) -> &PinTable {
         &self.table
     }
