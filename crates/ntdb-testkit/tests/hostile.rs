@@ -2,6 +2,10 @@
 //! right checksum. Any answer will do, as long as it comes: no panic, signal, hang, or unbounded
 //! allocation. `NTDB_TEST_ROUNDS` files; a round repeats itself with
 //! `NTDB_TEST_SEED=seed NTDB_TEST_ROUNDS=1`.
+//!
+//! The first three tests forge pages of databases at rest. [`files_of_every_kind`] forges everything that is read, logs and
+//! shared memory of crashes included, each attack in a process of its own; the fuzz targets in `fuzz/` use the same
+//! attacks.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -63,4 +67,31 @@ fn directories_of_many_buckets() {
 #[test]
 fn overflow_chains_of_equal_hashes() {
     attack(0, 300, 200);
+}
+
+#[test]
+fn files_of_every_kind() {
+    let seed = lab::seed();
+    let rounds = lab::number("NTDB_TEST_ROUNDS", 1_000);
+    let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
+    let ended = lab
+        .worker("forged")
+        .path("dir", &lab.dir().join("attacked"))
+        .arg("seed", seed)
+        .arg("rounds", rounds)
+        .spawn()
+        .end(Duration::from_secs(3_600));
+    assert!(
+        ended.status.success(),
+        "{}; NTDB_TEST_SEED=(its seed) NTDB_TEST_ROUNDS=1 repeats one:\n{}",
+        ended.status,
+        ended.stderr
+    );
+    println!("{rounds} attacks: {}", ended.stdout);
+    if rounds >= 300 {
+        // Both must have happened often: damage that was noticed late, and damage that was noticed at once.
+        for answer in ["open=ok", "open=Corrupt", "get=Corrupt", "walk=Corrupt", "close=ok"] {
+            assert!(ended.stdout.contains(answer), "no attack was answered with {answer}");
+        }
+    }
 }

@@ -226,6 +226,28 @@ pub fn seal_log_record(bytes: &mut [u8], salt: u64, lsn: u64) {
     record::set_check(bytes, check);
 }
 
+/// Makes the checks of a log's header and of all its records right, as far as their lengths make sense.
+pub fn seal_log(file: &mut [u8]) {
+    seal_header(file);
+    let Some(Ok(header)) = file.first_chunk::<LOG_HEADER_BYTES>().map(LogHeader::decode) else {
+        return;
+    };
+    let (mut lsn, mut rest) = (header.start.0, &mut file[LOG_HEADER_BYTES..]);
+    while let Some(len) = record::plausible_len(rest) {
+        let (one, behind) = rest.split_at_mut(len);
+        seal_log_record(one, header.salt, lsn);
+        (lsn, rest) = (lsn.wrapping_add(len as u64), behind);
+    }
+}
+
+/// Makes the check of the attach record in the first page of a data file right.
+pub fn seal_attach_record(page: &mut [u8]) {
+    if let Some(place) = page.get_mut(AttachRecord::SPAN) {
+        let end = place.len();
+        put_crc(place, 32, &[(0, 32), (36, end)]);
+    }
+}
+
 /// A record of a log or of the ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {

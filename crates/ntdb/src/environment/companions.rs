@@ -70,6 +70,10 @@ pub struct AttachRecord {
 }
 
 impl AttachRecord {
+    /// Where in the file it lies.
+    #[cfg(feature = "failpoints")]
+    pub const SPAN: std::ops::Range<usize> = RECORD_AT as usize..RECORD_AT as usize + RECORD_BYTES;
+
     /// Reads the record; `None` if there is none (or what is there is damaged).
     pub fn read(data: &File) -> std::io::Result<Option<AttachRecord>> {
         let mut bytes = [0u8; RECORD_BYTES];

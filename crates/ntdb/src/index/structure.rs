@@ -432,7 +432,7 @@ fn deepen_directory(writer: &mut Writer, path: &Path, entry: DirectoryRef) -> Re
     if own_array(writer, path)? == Progress::Stepped {
         return Ok(Progress::Stepped);
     }
-    let directories = core.head(path.root.page)?.occupied.load(Relaxed);
+    let directories = core.head(path.root.page)?.occupied.load(Relaxed).min(u32::MAX - 1);
     let mut step = Step::begin(writer);
     let half_len = 1usize << (entry.index_bits - 1);
     for half in 0..2 {
@@ -459,7 +459,9 @@ fn double_array(writer: &mut Writer, path: &Path, depth: u8) -> Result<Progress>
     let core = writer.core;
     let old = path.root.page;
     let head = core.head(old)?;
-    let directories = head.occupied.load(Relaxed);
+    // A damaged number must not let the array grow without bound.
+    let file_pages = core.control().readers.file_pages.load(Relaxed);
+    let directories = head.occupied.load(Relaxed).min(file_pages);
     if depth >= locate::MAX_ROOT_DEPTH || 2u64 << depth > 4 * directories as u64 + 64 {
         return Ok(Progress::AtCap);
     }

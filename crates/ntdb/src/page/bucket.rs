@@ -381,8 +381,9 @@ impl<'a> Bucket<'a> {
     /// writer lock.
     pub unsafe fn compact_into(&self, target: *mut u8) -> Result<(), Reason> {
         let start = self.records_start();
-        // SAFETY: both are pages, and distinct, since the target is the caller's alone.
-        unsafe { std::ptr::copy_nonoverlapping(self.page, target, start) };
+        // SAFETY: both are pages. They are distinct, unless a damaged map says that this page is free; that gives nonsense
+        // then, but within the page.
+        unsafe { std::ptr::copy(self.page, target, start) };
         // SAFETY: header and groups were copied just now.
         let new = unsafe { Bucket::at(target, self.size) }?;
         let mut at = start;
@@ -393,9 +394,7 @@ impl<'a> Bucket<'a> {
                     return Err("the live records of a bucket overlap");
                 }
                 // SAFETY: within both pages; published records don't change.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(record.start, target.add(at), record.len);
-                }
+                unsafe { std::ptr::copy(record.start, target.add(at), record.len) };
                 new.offset(slot).store(at as u16, Relaxed);
                 at += record.len;
                 Ok(())
@@ -622,6 +621,54 @@ mod tests {
             bucket.for_each_live(|r| panic!("{r}"), |_, _| { seen += 1; Ok::<_, ()>(()) }).unwrap();
             prop_assert_eq!(seen, model.len());
         }
+    }
+
+    /// A page of slots that all name one record would stand for many times its size.
+    #[test]
+    fn slots_that_name_the_same_record_are_damage() {
+        let mut page = Box::new(Page([0; 4096]));
+        // SAFETY: the page is ours.
+        let mut builder =
+            unsafe { Builder::new(page.0.as_mut_ptr(), 4096, PageNo(9), Epoch(3), 0, 0, 4) };
+        let mut bytes = Vec::new();
+        record::encode_inline(&mut bytes, b"key", &[&[1; 900]]);
+        assert!(builder.push(hash_of(b"key"), &bytes));
+        let bucket = builder.bucket;
+        let count = |result: &mut usize| {
+            bucket.for_each_live(
+                |reason| reason,
+                |_, _| {
+                    *result += 1;
+                    Ok(())
+                },
+            )
+        };
+        let mut seen = 0;
+        assert_eq!((count(&mut seen), seen), (Ok(()), 1));
+        let slot = bucket.find(hash_of(b"key"), |r| r, |_| Ok(true)).unwrap().unwrap().slot;
+        let offset = bucket.offset(slot).load(Relaxed);
+        for slot in 0..bucket.slots() {
+            bucket.offset(slot).store(offset, Relaxed);
+            bucket.tag(slot).store(LIVE, Relaxed);
+        }
+        seen = 0;
+        assert_eq!((count(&mut seen), seen), (Err(OVERLAP), 4));
+    }
+
+    #[test]
+    fn a_record_is_not_written_beyond_the_page() {
+        let mut page = Box::new(Page([0; 4096]));
+        // SAFETY: the page is ours.
+        let builder =
+            unsafe { Builder::new(page.0.as_mut_ptr(), 4096, PageNo(9), Epoch(3), 0, 0, 4) };
+        let bucket = builder.bucket;
+        for free in [4090, 4096, 4097, 70_000, u32::MAX] {
+            bucket.head().free.store(free, Relaxed);
+            assert!(bucket.write_record(&[7; 10]).is_err(), "{free}");
+            assert_eq!(bucket.head().free.load(Relaxed), free);
+        }
+        bucket.head().free.store(4086, Relaxed);
+        assert_eq!(bucket.write_record(&[7; 10]), Ok(4086));
     }
 
     #[test]

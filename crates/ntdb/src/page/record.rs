@@ -296,6 +296,17 @@ mod tests {
         }
 
         #[test]
+        fn lengths_that_no_record_can_have_are_refused(beyond in 1..1u64 << 20, first: u32, pages: u32) {
+            let extent = Extent { first: PageNo(first), pages, crc: 0, epoch: Epoch(0) };
+            let mut bytes = Vec::new();
+            encode_long_key(&mut bytes, MAX_KEY_BYTES + beyond, 0, 1, &extent);
+            prop_assert!(parse_all(&bytes).is_err());
+            bytes.clear();
+            encode_long_value(&mut bytes, b"key", MAX_VALUE_BYTES + beyond, &extent);
+            prop_assert!(parse_all(&bytes).is_err());
+        }
+
+        #[test]
         fn no_bytes_make_the_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             if let Ok(record) = parse_all(&bytes) {
                 prop_assert!(record.len <= bytes.len());

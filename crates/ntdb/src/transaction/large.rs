@@ -292,7 +292,7 @@ fn prepare_append(
                 // SAFETY: within the extent, which is this operation's own. The old value stays: the stripe keeps its key from being
                 // changed.
                 unsafe {
-                    std::ptr::copy_nonoverlapping(part.as_ptr(), at.add(offset), part.len());
+                    std::ptr::copy(part.as_ptr(), at.add(offset), part.len());
                 }
                 offset += part.len();
                 extent.crc = crc32c::crc32c_append(extent.crc, part);

@@ -162,9 +162,10 @@ fn fill_extent(step: &mut Step, pages: u32, parts: &[&[u8]]) -> Result<Extent> {
     let mut at = core.run(first, pages)?;
     let mut crc = 0;
     for part in parts {
-        // SAFETY: the run holds all parts, as the caller computed, and only this step uses it.
+        // SAFETY: the run holds all parts, as the caller computed, and only this step uses it. (An old value may lie there
+        // if a damaged map says that its pages are free.)
         unsafe {
-            std::ptr::copy_nonoverlapping(part.as_ptr(), at, part.len());
+            std::ptr::copy(part.as_ptr(), at, part.len());
             at = at.add(part.len());
         }
         crc = crc32c::crc32c_append(crc, part);
