@@ -50,10 +50,26 @@ use super::stat::{self, Stat};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Db {
+    /// Dropped first.
+    opening: Arc<Opening>,
     environment: Arc<Environment>,
     durability: Durability,
     lock_timeout: Option<Duration>,
     read_only: bool,
+}
+
+/// What the clones of one handle share. The last of them waits for a checkpoint that runs in the background, which has a
+/// share of the environment: else it might be that checkpoint, in a thread that ends with the program, that would have to put the
+/// database to rest.
+#[derive(Debug)]
+struct Opening {
+    environment: Arc<Environment>,
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.environment.finish_background();
+    }
 }
 
 /// Memory that a thread's operations re-use.
@@ -107,6 +123,7 @@ impl Db {
         let read_only = options.read_only
             || matches!(environment.core.backing, Backing::SharedReadOnly | Backing::Private);
         Db {
+            opening: Arc::new(Opening { environment: environment.clone() }),
             environment,
             durability: options.durability,
             lock_timeout: options.lock_timeout,
@@ -582,9 +599,9 @@ impl Db {
     /// # Errors
     /// As [`Db::checkpoint`]. The database is then recovered by its next user.
     pub fn close(self) -> Result<()> {
-        // A checkpoint in the background has a handle of its own.
-        self.environment.finish_background();
-        match Arc::try_unwrap(self.environment) {
+        let Db { opening, environment, .. } = self;
+        drop(opening);
+        match Arc::try_unwrap(environment) {
             Ok(environment) => {
                 let result = environment.shut_down();
                 environment.forget_session();

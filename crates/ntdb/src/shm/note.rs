@@ -10,7 +10,7 @@
 //!    count and the applied LSN are stored.
 //! 6. *taken* is emptied, then `state` = idle.
 //!
-//! Whoever holds the lock in a dead owner's place looks here ([`crate::transaction::step::repair`]): armed and, for a data
+//! Whoever holds the lock in a dead owner's place looks here ([`crate::transaction::repair`]): armed and, for a data
 //! step, appended means: do 5 and 6 again; everything is absolute, so once more is harmless. Otherwise the pages in
 //! *taken* are marked free again, and nothing else has happened. Emptying *taken* before disarming matters: the other
 //! order would free pages that are linked.

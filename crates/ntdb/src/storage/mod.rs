@@ -5,7 +5,7 @@
 //!
 //! | module | what it wraps |
 //! | --- | --- |
-//! | [`file`] | descriptors: open safely, grow without signals, sync, directories |
+//! | [`mod@file`] | descriptors: open safely, grow without signals, sync, directories |
 //! | [`mapping`] | one range of addresses that never moves |
 //! | [`membarrier`] | a fence in all other processes |
 //! | [`ofd`] | byte-range locks that die with their process: liveness |
