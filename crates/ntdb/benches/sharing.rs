@@ -89,7 +89,7 @@ fn durable(dir: &Path, count: usize, time: Duration) -> f64 {
     let (operations, longest) = processes(count, |number, report| {
         let db = Db::open(&path).expect("open").with_durability(Durability::Durable);
         repeat(report, time, |i| {
-            let key = ((number as u64) << 32 | i % 1000).to_le_bytes();
+            let key = (((number as u64) << 32) | (i % 1000)).to_le_bytes();
             db.put(&key, &i.to_le_bytes()).expect("put");
         });
     });
