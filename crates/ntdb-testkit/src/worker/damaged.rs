@@ -76,9 +76,17 @@ pub fn flips(args: &Args) -> Result<String, String> {
     Ok(format!("refused {refused} right {right}"))
 }
 
+/// Bytes of memory that a process which uses damaged files may have: `NTDB_TEST_MEMORY_MIB`, or `default`; `None` if
+/// that is 0, as sanitizers need it, which take memory themselves.
+pub fn memory_limit(default: u64) -> Option<u64> {
+    let bytes = crate::lab::number("NTDB_TEST_MEMORY_MIB", default >> 20) << 20;
+    (bytes > 0).then_some(bytes)
+}
+
 /// Bounds what this process may allocate; shared mappings of files don't count.
 fn limit_memory() {
-    let limit = libc::rlimit { rlim_cur: 1 << 30, rlim_max: 1 << 30 };
+    let Some(bytes) = memory_limit(1 << 30) else { return };
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
     // SAFETY: a limit of this process only; no memory is involved.
     unsafe { libc::setrlimit(libc::RLIMIT_DATA, &limit) };
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use crate::args::Args;
 use crate::hostile::{attack, edit, scene};
 use crate::rng::{self, Rng};
+use crate::worker::damaged;
 
 /// Seconds that one attack may take. All that it does takes milliseconds on a sound database.
 const SECONDS_MAX: u32 = 20;
@@ -92,7 +93,7 @@ fn in_child(scenes: &[scene::Scene], dir: &Path, bytes: &[u8]) -> Result<String,
         let said: Vec<&str> = said.lines().take(LINES).collect();
         return Err(format!("{how}: {}", said.join("\n")));
     }
-    if memory > MEMORY_BYTES_MAX {
+    if damaged::memory_limit(MEMORY_BYTES_MAX).is_some_and(|limit| memory > limit) {
         return Err(format!("it used {} MiB of memory", memory >> 20));
     }
     std::fs::read_to_string(&answers).map_err(|e| format!("answers: {e}"))
