@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release --example words -- [FILE...]
 //!
-//! The threads share one `Db`, and each appends to the same values as the others. `append` is one
+//! Each file has a thread of its own; unless told otherwise, the files are these examples. The threads share one `Db`, and each appends to the same values as the others. `append` is one
 //! indivisible step, so they need no lock.
 
 use std::env;
@@ -17,7 +17,12 @@ use ntdb::Db;
 fn main() -> Result<(), Box<dyn Error>> {
     let mut files: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
     if files.is_empty() {
-        files = vec![file!().into()];
+        let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+        for entry in fs::read_dir(examples)? {
+            files.push(entry?.path());
+        }
+        // The order is the directory's; the index's should not be.
+        files.sort();
     }
     let db = Db::in_memory()?;
     thread::scope(|scope| -> Result<(), Box<dyn Error>> {

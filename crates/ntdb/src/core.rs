@@ -6,19 +6,20 @@
 //! borrowed values stay valid.
 //!
 //! **Verification.** A page that came from disk is verified (checksum, kind, number) before its first use after the
-//! database was opened; a bit per page in the shared state remembers that. Pages made since are marked when they are
-//! taken.
+//! database was opened; a byte per page in the shared state remembers that. Pages made since are marked when they are
+//! taken. For a bucket the byte tells its number of groups besides, which saves readers a look into its header.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::hash::KeyHasher;
 use crate::limits::MAX_PINS;
-use crate::page::bucket::Bucket;
+use crate::page::bucket::{self, Bucket};
 use crate::page::head::{Kind, PageHead};
 use crate::page::record::{Extent, Reason, Record};
+use crate::page::tags::GROUP;
 use crate::shm::Shm;
 use crate::shm::layout::Control;
 use crate::shm::pin::PinTable;
@@ -40,6 +41,16 @@ pub enum Backing {
     Private,
     /// Memory only.
     Memory,
+}
+
+/// States of a page, a byte each in the shared state.
+pub mod state {
+    /// To be verified before use.
+    pub const UNVERIFIED: u8 = 0;
+    /// Verified, or made since the database was opened.
+    pub const VERIFIED: u8 = 255;
+    /// Values from 1 to this one: verified, and a bucket with so many groups and no overflow pages.
+    pub const GROUPS_MAX: usize = 254;
 }
 
 /// See the module's description.
@@ -76,8 +87,10 @@ pub struct Core {
     /// Addresses reserved at `base`, in bytes.
     mapped_bytes: AtomicU64,
     mappings: ForkLocal<Vec<Mapping>>,
-    /// Addresses of the chunks of the verified bits, once they are known.
-    verified: [AtomicPtr<AtomicU64>; MAX_CHUNKS],
+    /// Most groups that a bucket can have, and that a page state can tell.
+    max_groups: usize,
+    /// Addresses of the chunks of the page states, once they are known.
+    states: [AtomicPtr<AtomicU8>; MAX_CHUNKS],
 }
 
 impl Core {
@@ -117,7 +130,8 @@ impl Core {
             known_pages: AtomicU32::new(0),
             mapped_bytes: AtomicU64::new(mapping.reserved()),
             mappings: ForkLocal::new(vec![mapping]),
-            verified: [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CHUNKS],
+            max_groups: bucket::max_groups(page_size as usize).min(state::GROUPS_MAX),
+            states: [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CHUNKS],
         }
     }
 
@@ -368,56 +382,80 @@ impl Core {
         ((number.0 as u64) << self.page_shift) + within as u64
     }
 
-    /// The word of the verified bits that holds the bit of `number`.
+    /// The state of page `number`: see [`state`].
     #[inline(always)]
-    fn verified_word(&self, number: PageNo) -> Option<&AtomicU64> {
-        let position = number.0 as u64 / 64 * 8;
-        let (chunk, within) = segment::locate(position);
-        let start = self.verified.get(chunk)?.load(Relaxed);
+    fn page_state(&self, number: PageNo) -> Option<&AtomicU8> {
+        let (chunk, within) = segment::locate(number.0 as u64);
+        let start = self.states.get(chunk)?.load(Relaxed);
         if start.is_null() {
-            return self.find_verified_chunk(chunk, position);
+            return self.find_states(chunk, number);
         }
-        // SAFETY: the chunk is backed and holds this word; chunks never move.
-        Some(unsafe { &*start.cast::<u8>().add(within as usize).cast::<AtomicU64>() })
+        // SAFETY: the chunk is backed and holds this byte; chunks never move.
+        Some(unsafe { &*start.add(within as usize) })
     }
 
     #[cold]
-    fn find_verified_chunk(&self, chunk: usize, position: u64) -> Option<&AtomicU64> {
-        let table = &self.control().verified_bits;
-        let word = self.shm.word(table, position)?;
-        let (_, within) = segment::locate(position);
-        let start = (word as *const AtomicU64).cast::<u8>().wrapping_sub(within as usize);
-        self.verified[chunk].store(start.cast_mut().cast(), Relaxed);
-        Some(word)
+    fn find_states(&self, chunk: usize, number: PageNo) -> Option<&AtomicU8> {
+        let at = self.shm.element(&self.control().page_states, number.0 as u64)?;
+        let (_, within) = segment::locate(number.0 as u64);
+        self.states[chunk].store(at.wrapping_sub(within as usize).cast(), Relaxed);
+        // SAFETY: backed, as `element` says; atomics may be shared.
+        Some(unsafe { &*at.cast::<AtomicU8>() })
     }
 
     /// Whether page `number` needs no verification any more.
     #[inline(always)]
     pub fn is_verified(&self, number: PageNo) -> bool {
-        match self.verified_word(number) {
-            Some(word) => word.load(Relaxed) >> (number.0 % 64) & 1 == 1,
-            None => false,
-        }
+        self.page_state(number).is_some_and(|state| state.load(Relaxed) != state::UNVERIFIED)
     }
 
     /// Remembers that page `number` is good.
     pub fn set_verified(&self, number: PageNo) {
-        if let Some(word) = self.verified_word(number) {
-            word.fetch_or(1 << (number.0 % 64), Relaxed);
+        if let Some(word) = self.page_state(number) {
+            // Not over a number of groups.
+            let _ = word.compare_exchange(state::UNVERIFIED, state::VERIFIED, Relaxed, Relaxed);
         }
     }
 
-    /// Address of page `number` if it is known to be within the file, and verified.
+    /// Remembers that the contents of `run` are new, and so need no verification.
+    pub fn set_new(&self, run: Run) -> Result<()> {
+        for page in run.first.0..run.first.0.saturating_add(run.len) {
+            self.page_state(PageNo(page))
+                .ok_or_else(|| self.corrupt_shm("a page lies outside the page states"))?
+                .store(state::VERIFIED, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Remembers the groups of a bucket without overflow pages, so that readers need not look into its header.
+    #[inline]
+    fn note_groups(&self, number: PageNo, bucket: &Bucket) {
+        let groups = bucket.slots() / GROUP;
+        if let Some(word) = self.page_state(number)
+            && word.load(Relaxed) == state::VERIFIED
+            && groups <= state::GROUPS_MAX
+            && bucket.head().next().is_none()
+        {
+            word.store(groups as u8, Relaxed);
+        }
+    }
+
+    /// The bucket at page `number`, if its page state says all that a reader needs to know.
     #[inline(always)]
-    pub fn quick_page(&self, number: PageNo) -> Option<*mut u8> {
-        if number.0 >= self.known_pages.load(Acquire) || !self.is_verified(number) {
+    pub fn quick_bucket(&self, number: PageNo) -> Option<Bucket<'_>> {
+        let groups = self.page_state(number)?.load(Relaxed) as usize;
+        if number.0 >= self.known_pages.load(Acquire) || groups == 0 || groups > self.max_groups {
             return None;
         }
-        // SAFETY: within the mapping, as known_pages promises.
-        Some(unsafe { self.base.load(Acquire).add((number.0 as usize) << self.page_shift) })
+        // SAFETY: within the mapping, as known_pages promises, which stays; the caller's pin keeps the page from being re-used; so
+        // many groups fit in a page.
+        unsafe {
+            let page = self.base.load(Acquire).add((number.0 as usize) << self.page_shift);
+            Some(Bucket::with_groups(page, self.page_size, groups))
+        }
     }
 
-    /// The word at byte `offset` of the run that begins at page `number`, under the same conditions.
+    /// The word at byte `offset` of the run that begins at page `number`, if it is known to be within the file, and verified.
     #[inline(always)]
     pub fn quick_word<T>(&self, number: PageNo, offset: usize) -> Option<&T> {
         let last = number.0 as usize + (offset >> self.page_shift);
@@ -496,7 +534,10 @@ impl Core {
     pub fn bucket(&self, number: PageNo) -> Result<Bucket<'_>> {
         let page = self.tree_page(number, Kind::Bucket)?;
         // SAFETY: within the mapping, which stays; the caller holds a pin or the writer lock, so that the page is not re-used.
-        unsafe { Bucket::at(page, self.page_size) }.map_err(|reason| self.corrupt(number, reason))
+        let bucket = unsafe { Bucket::at(page, self.page_size) }
+            .map_err(|reason| self.corrupt(number, reason))?;
+        self.note_groups(number, &bucket);
+        Ok(bucket)
     }
 
     /// Address of the `len` used bytes of an extent, verified.

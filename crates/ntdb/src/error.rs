@@ -76,7 +76,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A lock was not to be had within the lock time-out.
-    #[error("{path}: {what} was not free within {waited:?}; it is held by process {owner}; wait, raise the lock time-out, or see to that process", path = path.display())]
+    #[error("{path}: {what} was not free within {waited:.1?}; it is held by process {owner}; wait, raise the lock time-out, or see to that process", path = path.display())]
     Locked {
         /// The database.
         path: PathBuf,
@@ -142,8 +142,9 @@ pub enum Error {
         /// The error of the sync that failed.
         errno: io::Error,
     },
-    /// A durable operation was carried out, and everybody can see it, but it could not be made durable. It survives the death of
-    /// any process; [`Db::sync`](crate::Db::sync) makes it durable once the cause is gone.
+    /// A durable operation was carried out, and everybody can see it, but it could not be made
+    /// durable. It survives the death of any process; [`Db::sync`](crate::Db::sync) makes it
+    /// durable once the cause is gone.
     #[error("{path}: done, but not durable yet: {source}", path = path.display())]
     NotDurable {
         /// The database.
@@ -214,8 +215,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same may work later: a lock was busy, or there was no room. (After [`Error::NotDurable`] that is the sync, not the
-    /// operation.)
+    /// Whether the same may work later: a lock was busy, there was no room, or there were too many
+    /// processes. (After [`Error::NotDurable`] that is the sync, not the operation.)
     pub fn is_transient(&self) -> bool {
         match self {
             Error::NotDurable { source, .. } => source.is_transient(),

@@ -1,7 +1,7 @@
 //! How to open a database.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::api::db::Db;
 use crate::error::{Error, Result};
@@ -44,6 +44,11 @@ pub struct Options {
     pub(crate) shm_dir: Option<PathBuf>,
     pub(crate) checkpoint_log_bytes: u64,
     pub(crate) hash_mask: u64,
+}
+
+/// The moment `limit` from now; a limit beyond all time is none.
+pub(crate) fn deadline_after(limit: Option<Duration>) -> Option<Instant> {
+    limit.and_then(|limit| Instant::now().checked_add(limit))
 }
 
 impl Default for Options {
@@ -168,17 +173,28 @@ impl Options {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::NotADatabase`],
-    /// [`Error::NewerVersion`], [`Error::Corrupt`], [`Error::LogMissing`],
-    /// [`Error::UnsuitableFileSystem`] and what the system reports.
+    /// [`Error::NewerVersion`], [`Error::Corrupt`], [`Error::InvalidOption`] for what is asked or
+    /// found; [`Error::LogMissing`], [`Error::ForeignSidecar`], [`Error::ShmMissing`] for its
+    /// companions; [`Error::Locked`], [`Error::TooMany`] for other processes; and
+    /// [`Error::UnsuitableFileSystem`], [`Error::Permission`], [`Error::AddressSpace`],
+    /// [`Error::Full`], [`Error::Io`] for the system.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Db> {
         self.validate()?;
         Db::open_with(path.as_ref(), self)
     }
 
     /// Opens a new database that lives in this process's memory only.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`], [`Error::AddressSpace`].
     pub fn open_in_memory(&self) -> Result<Db> {
         self.validate()?;
         Db::open_in_memory_with(self)
+    }
+
+    /// When waiting for locks ends, beginning now.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        deadline_after(self.lock_timeout)
     }
 
     fn validate(&self) -> Result<()> {

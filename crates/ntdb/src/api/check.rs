@@ -18,7 +18,7 @@ use crate::checkpoint::publish;
 use crate::checkpoint::run::CheckpointGuard;
 use crate::core::{Backing, Core};
 use crate::environment::Environment;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::index::locate::Root;
 use crate::index::walk::{self, Item};
 use crate::page::head::{Kind, prefix_of};
@@ -51,6 +51,14 @@ impl CheckReport {
 
 /// Most problems that are told one by one.
 const TELL: usize = 100;
+
+/// Damage as a line of the report: the database is known, and what to do is for the report's reader to say.
+fn in_words(error: Error) -> String {
+    match error {
+        Error::Corrupt { place, reason, .. } => format!("{place}: {reason}"),
+        other => other.to_string(),
+    }
+}
 
 /// The moment that is checked.
 struct Moment {
@@ -136,7 +144,7 @@ impl Checker<'_> {
         self.own(Run { first: PageNo(0), len: 4 }, "the header and the meta pages");
         if core.backing == Backing::Shared {
             if let Err(error) = self.durable_map() {
-                self.problem(error.to_string());
+                self.problem(in_words(error));
             }
         } else if let Ok(map) = first_map(core) {
             for page in map.all() {
@@ -153,7 +161,7 @@ impl Checker<'_> {
             items.push(item);
             Ok(())
         }) {
-            self.problem(error.to_string());
+            self.problem(in_words(error));
         }
         for item in &items {
             self.item(item);
@@ -211,7 +219,7 @@ impl Checker<'_> {
         let durable = core.control().checkpoint.durable_epoch.load(Relaxed);
         let written = core.backing == Backing::Shared && item.made.0 <= durable;
         if written && let Err(error) = core.verify_page(item.run.first, kind) {
-            self.problem(error.to_string());
+            self.problem(in_words(error));
         }
     }
 
@@ -222,7 +230,7 @@ impl Checker<'_> {
             match self.bucket(root, at) {
                 Ok(bits) => hash = walk::next_range(at, bits),
                 Err(error) => {
-                    self.problem(error.to_string());
+                    self.problem(in_words(error));
                     // The directory's entry says where the next bucket begins at the latest.
                     let bits = crate::index::locate::path(self.core, root, at)
                         .map(|path| path.entry_depth());
@@ -232,11 +240,19 @@ impl Checker<'_> {
         }
     }
 
+    /// Visits the bucket that holds the hash `at`; returns how many leading bits it stands for. What is wrong in it is told
+    /// here, so that the walk goes on behind the whole bucket and visits none twice.
     fn bucket(&mut self, root: Root, at: u64) -> Result<u8> {
+        let head = crate::index::locate::bucket_page(self.core, root, at)?;
+        let depth = crate::index::lookup::bucket_bits(self.core, head, at)?;
+        if let Err(error) = self.bucket_records(head, depth, prefix_of(at, depth)) {
+            self.problem(in_words(error));
+        }
+        Ok(depth)
+    }
+
+    fn bucket_records(&mut self, head: PageNo, depth: u8, prefix: u64) -> Result<()> {
         let core = self.core;
-        let head = crate::index::locate::bucket_page(core, root, at)?;
-        let depth = crate::index::lookup::bucket_bits(core, head, at)?;
-        let prefix = prefix_of(at, depth);
         let chain = crate::index::lookup::chain(core, head)?;
         let mut keys: HashSet<Vec<u8>> = HashSet::new();
         for &page in &chain {
@@ -248,15 +264,21 @@ impl Checker<'_> {
             }
             bucket.for_each_live(core.damage(page), |slot, record| {
                 self.report.records += 1;
-                let key = core.key_of(&record)?;
                 if let Some(extent) = record.extent() {
                     // Else many records that name the same pages would have them read for each.
                     self.value_pages += extent.pages as u64;
                     if self.value_pages > self.moment.file_pages as u64 {
                         return Err(core.corrupt(page, "its values have pages of others"));
                     }
-                    core.verify_extent(&extent, record.extent_bytes())?;
+                    if let Err(error) = core.verify_extent(&extent, record.extent_bytes()) {
+                        // Only this record is spoilt; if the key is, nothing more can be said of it.
+                        self.problem(in_words(error));
+                        if record.key_is_in_extent() {
+                            return Ok(());
+                        }
+                    }
                 }
+                let key = core.key_of(&record)?;
                 let hash = core.hasher.hash(key);
                 if prefix_of(hash, depth) != prefix {
                     self.problem(format!("page {}, slot {slot}: in the wrong bucket", page.0));
@@ -275,7 +297,7 @@ impl Checker<'_> {
                 Ok(())
             })?;
         }
-        Ok(depth)
+        Ok(())
     }
 
     /// Compares what is used with what is marked used.

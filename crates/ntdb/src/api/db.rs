@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::index::lookup;
 use crate::log::flush::check_poison;
 use crate::log::record::Op;
-use crate::options::{Durability, Options};
+use crate::options::{Durability, Options, deadline_after};
 use crate::shm::stripe::{Holder, thread_token};
 use crate::transaction::large::{self, has_room};
 use crate::transaction::operation::{self, Condition};
@@ -142,7 +142,7 @@ impl Db {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.lock_timeout.map(|limit| Instant::now() + limit)
+        deadline_after(self.lock_timeout)
     }
 
     /// A handle to the same database whose single operations promise `durability`.

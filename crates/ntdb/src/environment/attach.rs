@@ -5,6 +5,7 @@
 //! what the last users left, makes a new shared state and writes the attach record. A read-only opener of a file at rest needs
 //! none of this and works on a private copy-on-write view, under a shared lock on the reader byte.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -18,7 +19,7 @@ use crate::limits::{self, MAX_PROCESSES};
 use crate::log::flush::Logs;
 use crate::options::Options;
 use crate::page::header::{self, Header, HeaderProblem, ProbeProblem};
-use crate::page::meta::Meta;
+use crate::page::meta::{META_PAGES, Meta};
 use crate::shm::Shm;
 use crate::shm::layout::{self, ShmHeader};
 use crate::shm::pin::Attachment;
@@ -30,11 +31,11 @@ use crate::storage::fork;
 use crate::storage::fork_local::ForkLocal;
 use crate::storage::mapping::{Access, Mapping};
 use crate::storage::membarrier;
-use crate::storage::ofd::{ATTACH, LockKind, OfdFile, READER, REPAIR, slot_byte, slot_bytes};
+use crate::storage::ofd::{self, ATTACH, LockKind, OfdFile, READER, REPAIR, slot_byte, slot_bytes};
 use crate::transaction::writer::Writer;
-use crate::types::SlotId;
+use crate::types::{PageNo, SlotId};
 
-use super::companions::{AttachRecord, Companions, resolve};
+use super::companions::{AttachRecord, Companions, data_file, resolve};
 use super::recover::{self, OldState};
 use super::{Environment, create, registry, repair};
 
@@ -58,7 +59,7 @@ struct Opening<'o> {
 /// Opens the database at `path`.
 pub fn open(path: &Path, options: &Options) -> Result<Arc<Environment>> {
     let resolved = resolve(path)?;
-    let deadline = options.lock_timeout.map(|limit| Instant::now() + limit);
+    let deadline = options.deadline();
     for _ in 0..1000 {
         if let Some(environment) = try_open(path, &resolved, options, deadline)? {
             return Ok(environment);
@@ -323,6 +324,7 @@ impl Opening<'_> {
             } else if found.shm_id != expected {
                 reason = "it is not the one that the others use".into();
             } else {
+                self.mark_in_use(&shm, &companions.shm)?;
                 let companions = companions.clone();
                 return self.finish_join(header, companions, shm);
             }
@@ -423,9 +425,39 @@ impl Opening<'_> {
                 reason: "it names another UUID".into(),
             });
         }
-        // A copy of the file, or one that was put in its place: the shared state is about the one before.
-        let same = found.device == self.id.dev && found.inode == self.id.ino;
-        Ok(same.then_some(shm))
+        if found.device == self.id.dev && found.inode == self.id.ino {
+            return Ok(Some(shm));
+        }
+        // A copy of the file, or one that was put in its place: the shared state is about the one before, whose users may live.
+        if is_in_use(&shm) {
+            return Err(Error::ForeignSidecar {
+                path: self.path.to_path_buf(),
+                sidecar: companions.shm.clone(),
+                reason: "processes use it with a file that was copied from this one, or this one from it".into(),
+            });
+        }
+        Ok(None)
+    }
+
+    fn mark_in_use(&self, shm: &Shm, path: &Path) -> Result<()> {
+        match shm.file() {
+            Some(file) => ofd::mark_in_use(file.as_fd())
+                .map_err(|e| Error::from_io(path, "mark the shared-memory file as used", e)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the file at the path of `companions`, or the living users of the shared state there, have another file than this one.
+    /// A copy that was made of a database in use names its companions, and must not touch them.
+    fn are_of_another_file(&self, companions: &Companions) -> bool {
+        match FileId::of_path(&companions.base) {
+            Ok(Some(id)) if id != self.id => return true,
+            _ => {}
+        }
+        open_shm(&companions.shm, Access::ReadOnly).is_ok_and(|shm| {
+            let found = shm.header();
+            (found.device != self.id.dev || found.inode != self.id.ino) && is_in_use(&shm)
+        })
     }
 
     /// A shared-memory file without a valid header. After a power cut that is nothing unusual, since it is never synced; in the
@@ -457,7 +489,8 @@ impl Opening<'_> {
         }
         let base = PathBuf::from(std::ffi::OsStr::from_bytes(&meta.base_path));
         let recorded = Companions::of(&base, dir);
-        if recorded.logs.iter().any(|path| path.exists()) { recorded } else { own }
+        let there = recorded.logs.iter().any(|path| path.exists());
+        if there && !self.are_of_another_file(&recorded) { recorded } else { own }
     }
 
     /// Checks that the file is as long as the meta page says, and that it has no holes, which a full disk would turn into a bus
@@ -526,6 +559,13 @@ impl Opening<'_> {
         let shm = Shm::new(None, mapping, bytes);
         let core = self.core(header, Backing::Private, shm, file_pages)?;
         recover::initialise(&core, &meta, index, file_pages)?;
+        // Checkpoints of later users overwrite the page in the file; this view of it stays.
+        let bytes = meta.encode(header.page_size);
+        // SAFETY: a page of this handle's own view, which nobody else has seen yet.
+        unsafe {
+            let page = core.page(PageNo(META_PAGES[index as usize]))?;
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), page, bytes.len());
+        }
         // Nothing is durable of what happens here, so no checkpoint holds pages back; but they are copied before they are changed.
         core.control().checkpoint.durable_epoch.store(u64::MAX, Relaxed);
         core.set_session(private_session(&core)?);
@@ -622,7 +662,9 @@ impl Opening<'_> {
                 bytes: SHM_MIN_BYTES,
                 source: e,
             })?;
-        Ok((Shm::new(Some(file), mapping, layout::GROWN as u64), shm_id))
+        let shm = Shm::new(Some(file), mapping, layout::GROWN as u64);
+        self.mark_in_use(&shm, path)?;
+        Ok((shm, shm_id))
     }
 
     /// Takes a slot in the process table, and repairs what a dead owner of it left.
@@ -657,6 +699,11 @@ impl Opening<'_> {
             background: ForkLocal::default(),
         }
     }
+}
+
+/// Whether processes have this shared-memory file for their own; also if that cannot be told.
+fn is_in_use(shm: &Shm) -> bool {
+    shm.file().is_some_and(|file| ofd::is_in_use(file.as_fd()).unwrap_or(true))
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -827,7 +874,7 @@ pub fn attach_child(environment: &Environment) -> Result<()> {
         Backing::Shared | Backing::SharedReadOnly => {
             let read_only = core.backing == Backing::SharedReadOnly;
             let path = &environment.companions.base;
-            let ofd = OfdFile::open(path, read_only)
+            let ofd = OfdFile::reopen(data_file(core).as_fd(), path, read_only)
                 .map_err(|e| core.io("open the database in a forked child", e))?;
             if Some(ofd.identity()) != environment.id {
                 return Err(core.io(

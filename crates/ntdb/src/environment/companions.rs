@@ -128,8 +128,9 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
             let dir = std::fs::canonicalize(dir)
                 .map_err(|e| Error::from_io(path, "find the directory of the database", e))?;
             match path.file_name() {
-                Some(name) => dir.join(name),
-                None => return Err(Error::from_io(path, "find the database", e)),
+                // `name/` is the name of a directory.
+                Some(name) if !path.as_os_str().as_bytes().ends_with(b"/") => dir.join(name),
+                _ => return Err(Error::from_io(path, "find the database", e)),
             }
         }
         Err(e) => return Err(Error::from_io(path, "find the database", e)),

@@ -164,10 +164,11 @@ pub fn initialise(core: &Core, meta: &Meta, index: u32, file_pages: u32) -> Resu
     checkpoint.durable_epoch.store(meta.epoch.0, Relaxed);
     checkpoint.durable_root.store(meta.root, Relaxed);
     checkpoint.durable_lsn.store(lsn, Relaxed);
-    for table in [&control.used_bits, &control.verified_bits] {
-        core.shm
-            .grow(table, bits::table_bytes(file_pages))
-            .map_err(|e| core.io("set up the shared state", e))?;
+    for (table, bytes) in [
+        (&control.used_bits, bits::table_bytes(file_pages)),
+        (&control.page_states, file_pages as u64),
+    ] {
+        core.shm.grow(table, bytes).map_err(|e| core.io("set up the shared state", e))?;
     }
     load_map(core, meta, file_pages)?;
     protect(core, meta)?;

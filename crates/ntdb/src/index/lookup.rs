@@ -53,13 +53,9 @@ fn quick(core: &Core, hash: u64, key: &[u8]) -> Short {
         };
         page = PageNo(u32::from_le(bucket.load(Acquire)));
     }
-    let Some(base) = core.quick_page(page) else { return Short::Unusual };
-    // SAFETY: within the mapping, which stays; the caller's pin keeps the page from being re-used.
-    let Ok(bucket) = (unsafe { Bucket::at(base, core.page_size) }) else { return Short::Unusual };
-    match bucket.find_short(hash, key) {
-        Short::Absent if !bucket.head().next().is_none() => Short::Unusual,
-        found => found,
-    }
+    // Its state says that it has no overflow pages.
+    let Some(bucket) = core.quick_bucket(page) else { return Short::Unusual };
+    bucket.find_short(hash, key)
 }
 
 #[inline(never)]

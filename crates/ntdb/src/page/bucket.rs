@@ -135,6 +135,16 @@ impl<'a> Bucket<'a> {
         Ok(Bucket { page, size, groups, _life: std::marker::PhantomData })
     }
 
+    /// The bucket page at `page`, which is known to have `groups` groups.
+    ///
+    /// # Safety
+    /// As [`Bucket::at`]; and so many groups fit in the page.
+    #[inline(always)]
+    pub unsafe fn with_groups(page: *mut u8, size: usize, groups: usize) -> Bucket<'a> {
+        debug_assert!(groups > 0 && groups <= max_groups(size));
+        Bucket { page, size, groups, _life: std::marker::PhantomData }
+    }
+
     /// The header.
     #[inline]
     pub fn head(&self) -> &'a PageHead {
@@ -450,6 +460,11 @@ impl<'a> Bucket<'a> {
         }
         Ok(())
     }
+}
+
+/// Most groups that fit in a page of `size` bytes.
+pub const fn max_groups(size: usize) -> usize {
+    (size - HEAD_BYTES) / GROUP_BYTES
 }
 
 /// Groups for a page of `size` bytes that is to hold `records` records of `bytes` in all, such that slots and bytes

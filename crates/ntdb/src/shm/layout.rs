@@ -279,8 +279,8 @@ pub struct Control {
     pub counters: CounterWords,
     /// Bit per page: not free.
     pub used_bits: SegmentTable,
-    /// Bit per page: its checksum has been verified, or it was made since the file was opened.
-    pub verified_bits: SegmentTable,
+    /// Byte per page: whether it must still be verified, and for buckets what readers need to know (see `core::state`).
+    pub page_states: SegmentTable,
     /// Queue of replaced pages that wait for pins: `RetiredRun` each.
     pub fresh: SegmentTable,
     /// Replaced pages that wait for a checkpoint or snapshot.

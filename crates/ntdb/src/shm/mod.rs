@@ -119,7 +119,7 @@ impl Shm {
         let control = self.control();
         [
             &control.used_bits,
-            &control.verified_bits,
+            &control.page_states,
             &control.fresh,
             &control.held,
             &control.taken,

@@ -141,10 +141,10 @@ fn grow_by(writer: &mut Writer, present: u32, pages: u64) -> Result<()> {
     if let Some(error) = fault("allocate:shm") {
         return Err(core.io("grow the shared state", error));
     }
-    for table in [&control.used_bits, &control.verified_bits] {
-        core.shm
-            .grow(table, bits::table_bytes(new))
-            .map_err(|e| core.io("grow the shared state", e))?;
+    for (table, bytes) in
+        [(&control.used_bits, bits::table_bytes(new)), (&control.page_states, new as u64)]
+    {
+        core.shm.grow(table, bytes).map_err(|e| core.io("grow the shared state", e))?;
     }
     crash_point("space.grow.tables");
     if core.backing == Backing::Shared {
@@ -158,7 +158,9 @@ fn grow_by(writer: &mut Writer, present: u32, pages: u64) -> Result<()> {
     control.writer.free_pages.fetch_add(pages, Relaxed);
     control.space.cursor.store(present, Relaxed);
     crash_point("space.grow.published");
-    core.populate(PageNo(present), pages as u32);
+    // What is larger is filled by a large operation, outside the lock.
+    let populated = pages.min((GROWTH_BYTES_MAX / core.page_size as u64).max(1));
+    core.populate(PageNo(present), populated as u32);
     Ok(())
 }
 

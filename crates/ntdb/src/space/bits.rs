@@ -38,7 +38,7 @@ fn mark(core: &Core, table: &SegmentTable, run: Run, set: bool) -> Result<()> {
 
 /// Marks `run` used, and, since its contents will be new, verified.
 pub fn set_used(core: &Core, run: Run) -> Result<()> {
-    mark(core, &core.control().verified_bits, run, true)?;
+    core.set_new(run)?;
     mark(core, &core.control().used_bits, run, true)
 }
 

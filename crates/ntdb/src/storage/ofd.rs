@@ -15,7 +15,7 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -47,6 +47,8 @@ pub const ATTACH: ByteRange = ByteRange::byte(LOCK_BASE);
 pub const REPAIR: ByteRange = ByteRange::byte(LOCK_BASE + 1);
 /// Held shared by read-only users of a database at rest.
 pub const READER: ByteRange = ByteRange::byte(LOCK_BASE + 2);
+/// Of a shared-memory file, not of the data file: held by all who have it for their own.
+pub const IN_USE: ByteRange = ByteRange::byte(LOCK_BASE);
 /// The byte of process slot 0; the other slots' bytes follow.
 pub const SLOT_BASE: u64 = LOCK_BASE + 4096;
 
@@ -94,9 +96,27 @@ impl OfdFile {
             .write(!read_only)
             .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY)
             .open(path)?;
+        Self::of(file)
+    }
+
+    fn of(file: std::fs::File) -> io::Result<OfdFile> {
         let metadata = file.metadata()?;
         let id = FileId { dev: metadata.dev(), ino: metadata.ino() };
         Ok(OfdFile { fd: AtomicI32::new(file.into_raw_fd()), id })
+    }
+
+    /// Opens anew the file that `opened` is, whatever its name is by now; at `path` where that cannot be done (without /proc).
+    pub fn reopen(opened: BorrowedFd, path: &Path, read_only: bool) -> io::Result<OfdFile> {
+        let by_descriptor = format!("/proc/self/fd/{}", opened.as_raw_fd());
+        let file = OpenOptions::new()
+            .read(true)
+            .write(!read_only)
+            .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY)
+            .open(by_descriptor);
+        match file {
+            Ok(file) => Self::of(file),
+            Err(_) => Self::open(path, read_only),
+        }
     }
 
     /// Which file it is: compare with the descriptor used for the data, for the name may have
@@ -190,6 +210,25 @@ impl AsRawFd for OfdFile {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.load(Ordering::Relaxed)
     }
+}
+
+/// Shows that this description's file is in use, as long as the description lives, also by mappings or in forked children.
+pub fn mark_in_use(fd: BorrowedFd) -> io::Result<()> {
+    let mut lock = flock(IN_USE, LockKind::Shared.l_type());
+    super::file::retry_interrupted(|| {
+        // SAFETY: both are valid for the call.
+        unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &mut lock) }
+    })
+}
+
+/// Whether another description of the file is marked so.
+pub fn is_in_use(fd: BorrowedFd) -> io::Result<bool> {
+    let mut lock = flock(IN_USE, LockKind::Exclusive.l_type());
+    super::file::retry_interrupted(|| {
+        // SAFETY: both are valid for the call.
+        unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) }
+    })?;
+    Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
 }
 
 fn flock(range: ByteRange, l_type: libc::c_short) -> libc::flock {
