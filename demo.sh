@@ -5,6 +5,7 @@
 #
 #   ./demo.sh [DIRECTORY]     the database is made there; default: a temporary directory, removed
 set -euo pipefail
+[ $# -eq 0 ] || set -- "$(realpath -m -- "$1")"
 cd "$(dirname "$0")"
 
 data=/usr/share/unicode/UnicodeData.txt

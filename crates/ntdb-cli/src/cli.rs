@@ -86,6 +86,7 @@ Examples:
   ntdb get users.ntdb alice --json        {\"key\":\"alice\",\"value\":\"1000\"}")]
     Get(GetArgs),
     /// Store a value, whether the key is there or not
+    #[command(override_usage = "ntdb put [OPTIONS] <FILE> <KEY> <VALUE|--file <PATH>>")]
     #[command(after_help = "\
 Examples:
   ntdb put users.ntdb alice 1000
@@ -95,15 +96,16 @@ Examples:
   ntdb put users.ntdb -- --key-with-dashes value")]
     Put(StoreArgs),
     /// Store a value if the key is absent (status 1 if it is there)
+    #[command(override_usage = "ntdb insert [OPTIONS] <FILE> <KEY> <VALUE|--file <PATH>>")]
     #[command(after_help = "\
 Examples:
   ntdb insert users.ntdb alice 1000 || echo 'taken'")]
     Insert(StoreArgs),
     /// Add bytes to the end of a value; an absent key counts as empty
+    #[command(override_usage = "ntdb append [OPTIONS] <FILE> <KEY> <VALUE|--file <PATH>>")]
     #[command(after_help = "\
 Examples:
-  ntdb append log.ntdb 2024-05-01 'one more line
-'
+  printf 'one more line\\n' | ntdb append log.ntdb 2024-05-01 -
   journalctl -b | ntdb append log.ntdb boot -")]
     Append(StoreArgs),
     /// Delete keys (status 1 if one was not there)
@@ -127,7 +129,7 @@ each followed by a NUL byte.
 Examples:
   ntdb list users.ntdb | sort
   ntdb list users.ntdb --prefix al
-  ntdb list users.ntdb --null | xargs -0 -n 100 ntdb delete users.ntdb --")]
+  ntdb list users.ntdb --null | xargs -0 -r -n 100 ntdb delete users.ntdb --")]
     List(ListArgs),
     /// Store the records of a text
     #[command(after_help = "\
@@ -151,6 +153,9 @@ Examples:
     LoadWorker(LoadWorkerArgs),
     /// Print all records as text that `load` reads back, byte for byte
     #[command(after_help = "\
+`ntdb load --help` describes the formats. The order is that of the hashes. Damage ends the dump with
+status 4; what was before it has been printed.
+
 Examples:
   ntdb dump users.ntdb > users.txt
   ntdb dump users.ntdb --json-lines | jq -r .key

@@ -19,6 +19,8 @@ use std::io;
 pub enum Failure {
     /// The answer is no: the key is absent, or already there. No error, but status 1.
     No(String),
+    /// The same, where the status says it all.
+    SilentNo,
     /// The command line asks for something impossible.
     Usage(String),
     /// The engine reported an error.
@@ -68,13 +70,16 @@ impl Failure {
 
     /// Whether this is an answer, not an error; `--quiet` leaves such messages out.
     pub fn is_plain_no(&self) -> bool {
-        matches!(self, Failure::No(_) | Failure::Engine(ntdb::Error::AlreadyExists { .. }))
+        matches!(
+            self,
+            Failure::No(_) | Failure::SilentNo | Failure::Engine(ntdb::Error::AlreadyExists { .. })
+        )
     }
 
     /// The exit status, as the table above says.
     pub fn exit_status(&self) -> u8 {
         match self {
-            Failure::No(_) => 1,
+            Failure::No(_) | Failure::SilentNo => 1,
             Failure::Usage(_) => 2,
             Failure::Engine(error) => engine_status(error),
             Failure::File { source, .. } => match source.raw_os_error() {
@@ -107,7 +112,7 @@ fn engine_status(error: &ntdb::Error) -> u8 {
 }
 
 /// What to do about an engine error in the words of the command line, where the library's own text
-/// names only its own options.
+/// names its own options.
 fn advice(error: &ntdb::Error) -> Option<&'static str> {
     use ntdb::Error::*;
     match error {
@@ -127,6 +132,16 @@ impl fmt::Display for Failure {
             | Failure::Damaged(text)
             | Failure::Wrong(text)
             | Failure::Worker { message: text, .. } => f.write_str(text),
+            Failure::SilentNo => f.write_str("no"),
+            Failure::Engine(ntdb::Error::NotFound { path }) => write!(
+                f,
+                "{}: no such database; `ntdb create` makes one, and so does --create where \
+                 something is stored",
+                path.display()
+            ),
+            Failure::Engine(ntdb::Error::AlreadyExists { path }) => {
+                write!(f, "{}: already exists, and is left as it is", path.display())
+            }
             Failure::Engine(error) => match advice(error) {
                 Some(advice) => write!(f, "{error} ({advice})"),
                 None => write!(f, "{error}"),

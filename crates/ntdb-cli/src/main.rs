@@ -35,6 +35,7 @@ fn main() -> ExitCode {
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::OutputClosed) => die_of_sigpipe(),
+        Err(failure @ Failure::SilentNo) => ExitCode::from(failure.exit_status()),
         Err(failure) => {
             if !(failure.is_plain_no() && cli.global.quiet) {
                 eprintln!("ntdb: {failure}");

@@ -63,9 +63,23 @@ pub fn grouped(number: u64) -> String {
     out
 }
 
+/// A number and what it counts: 1 record, 2,000 records.
+pub fn count_of(number: u64, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {what}{plural}", grouped(number))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::grouped;
+    use super::{count_of, grouped};
+
+    #[test]
+    fn one_is_singular() {
+        let cases = [(0, "0 pages"), (1, "1 page"), (1000, "1,000 pages")];
+        for (number, text) in cases {
+            assert_eq!(count_of(number, "page"), text);
+        }
+    }
 
     #[test]
     fn digits_are_grouped_from_the_right() {

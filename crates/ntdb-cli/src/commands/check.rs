@@ -7,7 +7,7 @@ use crate::cli::{GlobalOptions, InspectArgs};
 use crate::failure::Failure;
 use crate::opening;
 use crate::output::Output;
-use crate::progress::grouped;
+use crate::progress::count_of;
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -35,11 +35,13 @@ pub fn run(global: &GlobalOptions, args: &InspectArgs) -> Result<(), Failure> {
             out.line(problem)?;
         }
         if report.leaked_pages > 0 {
-            out.line(format_args!("{} pages belong to nothing", grouped(report.leaked_pages)))?;
+            let pages = count_of(report.leaked_pages, "page");
+            out.line(format_args!("leaked: {pages}, used by nothing"))?;
         }
         if report.is_clean() && !global.quiet {
-            let (records, pages) = (grouped(report.records), grouped(report.pages));
-            out.line(format_args!("clean: {records} records in {pages} pages"))?;
+            let records = count_of(report.records, "record");
+            let pages = count_of(report.pages, "page");
+            out.line(format_args!("clean: {records} in {pages}"))?;
         }
     }
     out.finish()?;
@@ -47,7 +49,8 @@ pub fn run(global: &GlobalOptions, args: &InspectArgs) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Damaged(format!(
-        "{}: damaged, as printed; restore a backup, or save with `ntdb dump` what can be read",
+        "{}: damaged, as printed; restore a backup; `ntdb dump` prints what comes before \
+         the first damage, `ntdb get` every value that is whole",
         args.file.display()
     )))
 }
@@ -69,7 +72,10 @@ fn examine(global: &GlobalOptions, args: &InspectArgs) -> Result<CheckReport, Fa
         }
         Err(Failure::Engine(error @ ntdb::Error::Corrupt { .. })) => {
             let mut report = CheckReport::default();
-            report.problems.push(error.to_string());
+            report.problems.push(match error {
+                ntdb::Error::Corrupt { place, reason, .. } => format!("{place}: {reason}"),
+                other => other.to_string(),
+            });
             Ok(report)
         }
         Err(failure) => Err(failure),

@@ -26,8 +26,5 @@ pub fn run(global: &GlobalOptions, args: &ExistsArgs) -> Result<(), Failure> {
         out.json(&Answer { key: JsonBytes(&key), exists })?;
         out.finish()?;
     }
-    if exists {
-        return Ok(());
-    }
-    Err(Failure::No(format!("{} not found", bytes::name_key(&args.file, &key))))
+    if exists { Ok(()) } else { Err(Failure::SilentNo) }
 }

@@ -12,7 +12,7 @@ use crate::commands::load_processes;
 use crate::commands::load_share::{Job, Share, Tally};
 use crate::failure::Failure;
 use crate::opening;
-use crate::progress::{Progress, grouped};
+use crate::progress::{Progress, count_of, grouped};
 use crate::text::lines::LineFormat;
 use crate::text::{Format, Reader};
 
@@ -92,9 +92,9 @@ fn summary(args: &LoadArgs, tally: &Tally, took: Duration) -> String {
         number => format!(" by {number} processes"),
     };
     format!(
-        "{}: stored {} records{kept} in {seconds:.3} s ({} a second){by}",
+        "{}: stored {}{kept} in {seconds:.3} s ({} a second){by}",
         args.file.display(),
-        grouped(tally.stored),
+        count_of(tally.stored, "record"),
         grouped(rate as u64)
     )
 }
