@@ -128,6 +128,25 @@ fn four_is_what_check_says_of_damage() {
 }
 
 #[test]
+fn one_damage_is_one_line_of_check() {
+    let place = Place::new();
+    // Long values have pages of their own: to damage one is to damage nothing else.
+    let lines: String = (0..300)
+        .map(|number| format!("key{number}\t{}\n", format!("<{number:03}>").repeat(2000)))
+        .collect();
+    place.run_with_input(["load", "--create", "db"], lines.as_bytes()).ok();
+    let mut bytes = fs::read(place.path("db")).unwrap();
+    let at = bytes.windows(5).position(|window| window == b"<123>").unwrap();
+    bytes[at] ^= 1;
+    fs::write(place.path("db"), &bytes).unwrap();
+    let run = place.run(["check", "db"]).expect_status(4);
+    let told = run.stdout();
+    let (first, rest) = told.split_once('\n').unwrap();
+    assert!(first.starts_with("page ") && first.contains("value checksum"), "{first}");
+    assert_eq!(rest, "", "what is whole is not called damaged");
+}
+
+#[test]
 fn five_is_a_lock_that_is_not_free_in_time() {
     let place = Place::new();
     let db = ntdb::Db::create(place.path("db")).unwrap();

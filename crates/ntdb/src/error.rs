@@ -153,7 +153,7 @@ pub enum Error {
         source: Box<Error>,
     },
     /// A redo log that the data file needs is not there.
-    #[error("{path}: its redo log {log} is missing; put it back beside the data file (both were left by a crash and belong together)", path = path.display(), log = log.display())]
+    #[error("{path}: its redo log {log} is missing; put it back beside the data file (a crash left both, and they belong together); if there was no crash, the data file is damaged: restore a backup", path = path.display(), log = log.display())]
     LogMissing {
         /// The database.
         path: PathBuf,

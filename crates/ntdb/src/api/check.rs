@@ -131,7 +131,11 @@ struct Checker<'c> {
 }
 
 impl Checker<'_> {
+    /// Notes a problem; one that is met on several ways is told once.
     fn problem(&mut self, text: String) {
+        if self.report.problems.contains(&text) {
+            return;
+        }
         if self.report.problems.len() < TELL {
             self.report.problems.push(text);
         } else if self.report.problems.len() == TELL {
@@ -157,10 +161,12 @@ impl Checker<'_> {
         }
         let root = self.moment.frozen.root;
         let mut items = Vec::new();
-        if let Err(error) = walk::for_each_run(core, root, &mut |item| {
+        let walked = walk::for_each_run(core, root, &mut |item| {
             items.push(item);
             Ok(())
-        }) {
+        });
+        let whole = walked.is_ok();
+        if let Err(error) = walked {
             self.problem(in_words(error));
         }
         for item in &items {
@@ -172,7 +178,12 @@ impl Checker<'_> {
             let (seen, counted) = (self.report.records, self.moment.frozen.count);
             self.problem(format!("{seen} records found, {counted} counted"));
         }
-        self.account();
+        if whole {
+            self.account();
+        } else {
+            // What lies behind the damage would be taken for leaked.
+            self.problem("leaked pages were not looked for, because of the damage".into());
+        }
         Ok(())
     }
 
