@@ -479,8 +479,7 @@ impl Db {
     }
 
     /// Calls `f` with every record, borrowed, until it breaks; returns how many it was called for. As [`Db::iter`], but without
-    /// copies and in no particular order; pages are held back while `f` works through one bucket (some hundred records). A record
-    /// that is deleted and stored again just while its bucket is visited may be seen twice.
+    /// copies and in no particular order; pages are held back while `f` works through one bucket (some hundred records).
     ///
     /// # Errors
     /// [`Error::Corrupt`] if a page on the way is damaged.

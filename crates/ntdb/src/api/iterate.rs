@@ -112,7 +112,7 @@ impl Iter {
         let _pin = environment.pin()?;
         let core = &environment.core;
         let mut records = Vec::new();
-        let bits = visit_bucket(core, hash, &mut |key, value| {
+        let bits = visit_bucket(core, hash, &mut Vec::new(), &mut |key, value| {
             let hash = core.hasher.hash(key);
             let value = (value.len() <= KEEP_VALUE_BYTES).then(|| value.to_vec());
             records.push(Pending { hash, key: key.to_vec(), value });
@@ -123,8 +123,6 @@ impl Iter {
             records.retain(|r| (r.hash, &r.key) > (*last_hash, last_key));
         }
         records.sort_unstable_by(|a, b| (a.hash, &a.key).cmp(&(b.hash, &b.key)));
-        // A record that was deleted and stored again while the bucket was read may have been met in both places.
-        records.dedup_by(|a, b| a.key == b.key);
         self.pending = records.into();
         Ok(walk::next_range(hash, bits))
     }
@@ -167,11 +165,12 @@ impl Iterator for Iter {
     }
 }
 
-/// Calls `f` with the records of the bucket that holds `hash`. Returns whether it broke, and the number of leading hash
+/// Calls `f` with the records of the bucket that holds `hash`; `slots` is memory to work in. Returns whether it broke, and the number of leading hash
 /// bits that the bucket stands for. The caller holds a pin.
 fn visit_bucket(
     core: &Core,
     hash: u64,
+    slots: &mut Vec<(u16, u16)>,
     f: &mut impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
 ) -> Result<(bool, u8)> {
     let head = locate::bucket_page(core, lookup::current_root(core), hash)?;
@@ -181,9 +180,18 @@ fn visit_bucket(
     loop {
         let bucket = core.bucket(page)?;
         let mut room = bucket.record_room();
-        for slot in 0..bucket.slots() {
-            let record = bucket.live_record(slot).map_err(core.damage(page))?;
-            let Some(record) = record else { continue };
+        bucket.live_slots(slots);
+        for &(slot, offset) in slots.iter() {
+            // Deleted since, perhaps by `f` itself.
+            let Some(now) = bucket.live_offset(slot) else { continue };
+            let record = bucket.record_at(now as usize).map_err(core.damage(page))?;
+            if now != offset {
+                // Changed since; or deleted, and another key has come into its slot, which belongs to a later moment.
+                let before = bucket.record_at(offset as usize).map_err(core.damage(page))?;
+                if core.key_of(&before)? != core.key_of(&record)? {
+                    continue;
+                }
+            }
             room = room
                 .checked_sub(record.len)
                 .ok_or_else(|| core.corrupt(page, page_bucket::OVERLAP))?;
@@ -204,13 +212,15 @@ pub fn for_each(db: &Db, mut f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> 
     let environment = db.environment();
     let mut count = 0;
     let mut next = Some(0);
+    let mut slots = Vec::new();
     while let Some(hash) = next {
         // One pin per bucket: what `f` does in its time holds back no more than that.
         let _pin = environment.pin()?;
-        let (broke, bits) = visit_bucket(&environment.core, hash, &mut |key, value| {
-            count += 1;
-            f(key, value)
-        })?;
+        let (broke, bits) =
+            visit_bucket(&environment.core, hash, &mut slots, &mut |key, value| {
+                count += 1;
+                f(key, value)
+            })?;
         if broke {
             break;
         }

@@ -17,7 +17,7 @@
 //! **Placement.** The home group comes from hash bits 7 to 22, the search goes from there round the page and stops at a
 //! group that has an empty slot. A deleted slot becomes empty again where its group has another empty one.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::*, fence};
 
 use super::head::{HEAD_BYTES, Kind, PageHead};
 use super::record::{self, Reason, Record};
@@ -221,16 +221,32 @@ impl<'a> Bucket<'a> {
         unsafe { record::parse(self.page.add(offset), self.size - offset) }
     }
 
-    /// The record in `slot`, if it is live.
-    #[inline]
-    pub fn live_record(&self, slot: usize) -> Result<Option<Record>, Reason> {
-        let tag = self.tag(slot).load(Acquire);
-        if tag & LIVE == 0 {
-            return Ok(None);
+    /// The live slots, and the offsets of their records, as of one moment: a key that is deleted and stored again meanwhile is
+    /// not there twice. (A writer that never pauses may prevent that; then after many attempts they are as found.)
+    pub fn live_slots(&self, out: &mut Vec<(u16, u16)>) {
+        const ATTEMPTS: u32 = 1000;
+        for _ in 0..ATTEMPTS {
+            out.clear();
+            // Whoever stores a record advances this first; whoever sees the record's tag sees that, too.
+            let before = self.head().free.load(Acquire);
+            for index in 0..self.groups {
+                for i in self.group(index).live() {
+                    let slot = index * GROUP + i;
+                    out.push((slot as u16, self.offset(slot).load(Acquire)));
+                }
+            }
+            fence(Acquire);
+            if self.head().free.load(Relaxed) == before {
+                return;
+            }
         }
-        let record = self.record_at(self.offset(slot).load(Acquire) as usize)?;
-        // Else it was deleted since, and the record there now may not be published yet.
-        Ok((self.tag(slot).load(Acquire) == tag).then_some(record))
+    }
+
+    /// The offset of the record in `slot`, if it is still live.
+    #[inline]
+    pub fn live_offset(&self, slot: u16) -> Option<u16> {
+        let slot = slot as usize;
+        (self.tag(slot).load(Acquire) & LIVE != 0).then(|| self.offset(slot).load(Acquire))
     }
 
     /// Finds the slot whose record has this tag and satisfies `is_it`.
