@@ -768,7 +768,7 @@ fn take_slot(core: &Core, ofd: OfdFile) -> Result<()> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     entry.since.store(now.map_or(0, |t| t.as_secs()), Relaxed);
     entry.flushing.store(0, Relaxed);
-    entry.state.store(1, Release);
+    entry.state.store(ATTACHED, Release);
     if let Some(ofd) = &core.session().ofd {
         ofd.unlock(REPAIR).map_err(io)?;
     }
@@ -816,17 +816,43 @@ fn lock_slot(
             }
             continue;
         }
-        // Its lock is a shared one, so the entry decides between two of its kind; and it cannot repair a dead owner.
-        let byte_free = !ofd.is_locked_by_other(slot_byte(index), LockKind::Exclusive)?;
-        if free
-            && byte_free
-            && entry.state.compare_exchange(0, 1, AcqRel, Relaxed).is_ok()
-            && ofd.try_lock(slot_byte(index), LockKind::Shared)?
+        if free && claim_entry(core, ofd, index, 0)? {
+            return Ok(Some((SlotId(index), true)));
+        }
+    }
+    // Dead readers keep their entries until a writer repairs them; if nobody does, a reader takes one that needs no repair.
+    for index in 0..MAX_PROCESSES as u16 {
+        if read_only
+            && repair::is_easy(core, SlotId(index))
+            && claim_entry(core, ofd, index, ATTACHED)?
         {
             return Ok(Some((SlotId(index), true)));
         }
     }
     Ok(None)
+}
+
+/// `ProcessEntry::state` of a process that is attached.
+const ATTACHED: u32 = 1;
+/// Of one that is being taken by a reader.
+const CLAIMED: u32 = 2;
+
+/// Takes the entry and the lock of a slot for a reader. Its lock is a shared one, so the entry decides between two of its kind.
+fn claim_entry(core: &Core, ofd: &OfdFile, index: u16, state: u32) -> std::io::Result<bool> {
+    let word = &core.shm.process(index as usize).state;
+    let taken = || ofd.is_locked_by_other(slot_byte(index), LockKind::Exclusive);
+    if word.load(Acquire) != state || taken()? {
+        return Ok(false);
+    }
+    if word.compare_exchange(state, CLAIMED, AcqRel, Relaxed).is_err() {
+        return Ok(false);
+    }
+    // Looked at again: another reader may have taken it, and finished, between the two.
+    if !taken()? && ofd.try_lock(slot_byte(index), LockKind::Shared)? {
+        return Ok(true);
+    }
+    word.store(state, Release);
+    Ok(false)
 }
 
 fn pin_table(core: &Core) -> crate::shm::pin::PinTable {

@@ -10,6 +10,7 @@ use crate::checkpoint::run::CheckpointGuard;
 use crate::core::Core;
 use crate::error::Result;
 use crate::limits::{KEY_STRIPES, MAX_PROCESSES};
+use crate::shm::stripe::Holder;
 use crate::storage::failpoint::crash_point;
 use crate::storage::ofd::{LockKind, REPAIR};
 use crate::transaction::writer::Writer;
@@ -17,6 +18,9 @@ use crate::transaction::{large, repair as step_repair};
 use crate::types::SlotId;
 
 use super::Environment;
+
+/// No process's slot.
+const NOBODY: SlotId = SlotId(u16::MAX);
 
 /// Repairs the processes that were found dead in passing.
 #[cold]
@@ -36,11 +40,27 @@ pub fn repair_suspects(environment: &Arc<Environment>) {
         if !matches!(ofd.try_lock(REPAIR, LockKind::Exclusive), Ok(true)) {
             continue;
         }
-        if !core.is_alive(slot) && core.shm.process(slot.0 as usize).state.load(Acquire) == 1 {
+        if !core.is_alive(slot) && core.shm.process(slot.0 as usize).state.load(Acquire) != 0 {
             let _ = repair_slot(core, slot);
         }
         let _ = ofd.unlock(REPAIR);
     }
+}
+
+/// Whether a process, if it is dead, has left nothing but pins and its entry, so that a reader can have its slot.
+pub fn is_easy(core: &Core, dead: SlotId) -> bool {
+    let control = core.control();
+    let locks = [
+        &control.writer_lock,
+        &control.flush_lock,
+        &control.sync_lock,
+        &control.checkpoint_lock,
+        &control.claim_lock,
+    ];
+    core.shm.process(dead.0 as usize).flushing.load(Acquire) == 0
+        && locks.iter().all(|lock| lock.turn().owner() != Some(dead))
+        && (0..KEY_STRIPES)
+            .all(|index| core.shm.stripe(index).holder(NOBODY) != Holder::Other(dead))
 }
 
 /// Repairs everything of a process that is dead. Its slot may be the caller's own by now, which must not have used

@@ -297,7 +297,7 @@ pub struct Control {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct ProcessEntry {
-    /// 0 free, 1 attached.
+    /// 0 free, 1 attached, 2 being taken by a reader.
     pub state: AtomicU32,
     /// Process id, as it sees itself; for messages only.
     pub pid: AtomicU32,
