@@ -7,12 +7,14 @@
 #   NTDB_TEST_KILLS    number of kill -9
 #   NTDB_TEST_SEEDS    number of simulated power cuts
 #   NTDB_TEST_OPENS    number of processes that open, do one thing and exit
+#   NTDB_FUZZ_ROUNDS   rounds of each fuzz target
 set -euo pipefail
 cd "$(dirname "$0")"
 export NTDB_TEST_SECONDS="${NTDB_TEST_SECONDS:-60}"
 export NTDB_TEST_KILLS="${NTDB_TEST_KILLS:-1000}"
 export NTDB_TEST_SEEDS="${NTDB_TEST_SEEDS:-3000}"
 export NTDB_TEST_OPENS="${NTDB_TEST_OPENS:-10000}"
+export NTDB_FUZZ_ROUNDS="${NTDB_FUZZ_ROUNDS:-500}"
 
 say() { printf '\n== %s\n' "$*"; }
 fail() { printf 'test.sh: %s\n' "$*" >&2; exit 1; }
@@ -21,12 +23,13 @@ as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 missing=()
 command -v strace > /dev/null || missing+=(strace)
 command -v unshare > /dev/null || missing+=(util-linux)
+command -v g++ > /dev/null || missing+=(g++)
 if [ ${#missing[@]} -gt 0 ]; then
     say "installing ${missing[*]}"
     as_root apt-get update -qq
     as_root apt-get install -y -qq --no-install-recommends "${missing[@]}"
 fi
-for tool in cargo strace unshare; do
+for tool in cargo strace unshare g++; do
     command -v "$tool" > /dev/null || fail "$tool is needed and is not there"
 done
 
@@ -49,5 +52,8 @@ say "real processes: $NTDB_TEST_SECONDS s of traffic, $NTDB_TEST_KILLS kills," \
     "$NTDB_TEST_SEEDS power cuts, $NTDB_TEST_OPENS short-lived processes"
 # One test at a time: each uses all processors and judges how long somebody waits.
 cargo test -p ntdb-testkit -- --test-threads=1 --nocapture
+
+say "fuzz targets: $NTDB_FUZZ_ROUNDS rounds each"
+fuzz/run-rounds.sh "$NTDB_FUZZ_ROUNDS"
 
 say "all tests have passed"
