@@ -209,3 +209,36 @@ fn the_name_of_a_directory_is_not_created() {
     assert!(Db::create(dir.path().join("a.ntdb/")).is_err());
     assert_eq!(names(dir.path()).len(), 0);
 }
+
+#[test]
+fn children_open_while_other_threads_open_and_close() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.ntdb");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let db = Db::create(&path).unwrap();
+                    db.put(b"thread", b"1").unwrap();
+                    db.close().unwrap();
+                }
+            });
+        }
+        let failed = (0..100).find(|_| {
+            let status = in_child(|| {
+                // A child that inherited a lock would wait for itself.
+                // SAFETY: ends this child.
+                unsafe { libc::alarm(20) };
+                let db = Db::create(&path).unwrap();
+                db.put(b"child", b"1").unwrap();
+            });
+            status != 0
+        });
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(failed, None, "a child failed");
+    });
+    let db = Db::open(&path).unwrap();
+    assert_eq!(db.len().unwrap(), 2);
+    assert!(db.check().unwrap().is_clean());
+}

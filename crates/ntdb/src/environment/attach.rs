@@ -29,6 +29,7 @@ use crate::storage::file::{self, File, FileId};
 use crate::storage::filesystem::{self, Suitability};
 use crate::storage::fork;
 use crate::storage::fork_local::ForkLocal;
+use crate::storage::inherited;
 use crate::storage::mapping::{Access, Mapping};
 use crate::storage::membarrier;
 use crate::storage::ofd::{self, ATTACH, LockKind, OfdFile, READER, REPAIR, slot_byte, slot_bytes};
@@ -82,17 +83,23 @@ fn try_open(
 ) -> Result<Option<Arc<Environment>>> {
     let data = open_data(path, resolved, options)?;
     let id = data.identity().map_err(|e| Error::from_io(path, "identify the database", e))?;
-    let usable = |environment: &Environment| match environment.core.backing {
-        Backing::Shared => true,
-        _ => options.read_only && environment.core.backing == Backing::SharedReadOnly,
+    let usable = |environment: &Environment| {
+        let suits = match environment.core.backing {
+            Backing::Shared => true,
+            _ => options.read_only && environment.core.backing == Backing::SharedReadOnly,
+        };
+        // One that was inherited and put to rest by the parent is of no use to anybody.
+        suits
+            && (environment.core.session_if_any().is_some_and(Session::is_current)
+                || !is_at_rest(&environment.core))
     };
     let open_here = |registry: &mut registry::Registry| registry::find(registry, id, usable);
     let found = open_here(registry::lock().as_mut().expect("made by lock"));
     if let Some(environment) = found {
-        return share(environment, path, options).map(Some);
+        return share(environment, path, options);
     }
     check_file_system(path, resolved, options)?;
-    let ofd = match OfdFile::open(resolved, options.read_only) {
+    let ofd = match inherited::open(|| OfdFile::open(resolved, options.read_only)) {
         Ok(ofd) => ofd,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::from_io(path, "open the database", e)),
@@ -125,7 +132,8 @@ fn try_open(
     let registry = guard.as_mut().expect("made by lock");
     if let Some(environment) = open_here(registry) {
         drop(guard);
-        return share(environment, path, options).map(Some);
+        drop(ofd);
+        return share(environment, path, options);
     }
     crash_point("attach.locked");
     let now =
@@ -140,17 +148,25 @@ fn try_open(
     Ok(Some(environment))
 }
 
-/// Another handle of an environment that this process has open.
+/// Another handle of an environment that this process has open; `None` if it was inherited, and its parent has just put it to rest.
 fn share(
     environment: Arc<Environment>,
     path: &Path,
     options: &Options,
-) -> Result<Arc<Environment>> {
+) -> Result<Option<Arc<Environment>>> {
     if options.create_new {
         return Err(Error::AlreadyExists { path: path.to_path_buf() });
     }
-    environment.ensure_session()?;
-    Ok(environment)
+    match environment.ensure_session() {
+        Ok(()) => Ok(Some(environment)),
+        Err(Error::Forked { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the shared state that is mapped here is not what others would use any more.
+fn is_at_rest(core: &Core) -> bool {
+    core.shm.file().is_some_and(|file| file.is_unlinked().unwrap_or(true))
 }
 
 fn open_data(path: &Path, resolved: &Path, options: &Options) -> Result<File> {
@@ -669,7 +685,7 @@ impl Opening<'_> {
 
     /// Takes a slot in the process table, and repairs what a dead owner of it left.
     fn take_slot(&self, core: &Core) -> Result<()> {
-        let ofd = OfdFile::open(&self.resolved, self.options.read_only)
+        let ofd = inherited::open(|| OfdFile::open(&self.resolved, self.options.read_only))
             .map_err(|e| self.io("open the database", e))?;
         if ofd.identity() != self.id {
             return Err(self.io("open the database", std::io::Error::other("replaced meanwhile")));
@@ -900,7 +916,8 @@ pub fn attach_child(environment: &Environment) -> Result<()> {
         Backing::Shared | Backing::SharedReadOnly => {
             let read_only = core.backing == Backing::SharedReadOnly;
             let path = &environment.companions.base;
-            let ofd = OfdFile::reopen(data_file(core).as_fd(), path, read_only)
+            let data = data_file(core).as_fd();
+            let ofd = inherited::open(|| OfdFile::reopen(data, path, read_only))
                 .map_err(|e| core.io("open the database in a forked child", e))?;
             if Some(ofd.identity()) != environment.id {
                 return Err(core.io(
@@ -912,7 +929,7 @@ pub fn attach_child(environment: &Environment) -> Result<()> {
             ofd.lock_wait(ATTACH, kind, None).map_err(|e| core.io("lock the database", e))?;
             // If the parent was the last user and is gone, the shared state is at rest, and this mapping of it is not what others
             // would use.
-            if core.shm.file().is_some_and(|file| file.is_unlinked().unwrap_or(true)) {
+            if is_at_rest(core) {
                 return Err(Error::Forked { path: core.path.clone() });
             }
             take_slot(core, ofd)?;

@@ -51,6 +51,7 @@ pub struct Environment {
     /// Log bytes that start a checkpoint.
     pub checkpoint_log_bytes: u64,
     /// Keeps the lock of a private reader.
+    #[expect(dead_code, reason = "held, not read")]
     pub reader_lock: Option<crate::storage::ofd::OfdFile>,
     /// The fork generation of the process in whose background a checkpoint runs, or 0.
     checkpointing: AtomicU64,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::shm::pin;
 use crate::storage::file::FileId;
-use crate::storage::fork;
+use crate::storage::{fork, inherited};
 
 use super::Environment;
 
@@ -61,29 +61,20 @@ thread_local! {
 extern "C" fn prepare() {
     let guard = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
     pin::before_fork();
+    inherited::before_fork();
     // An error means that the thread is ending; then it does without.
     let _ = HELD.try_with(|held| held.replace(Some(guard)));
 }
 
 extern "C" fn parent() {
+    inherited::after_fork(false);
     pin::after_fork();
     let _ = HELD.try_with(|held| held.replace(None));
 }
 
 extern "C" fn child() {
     let held = HELD.try_with(|held| held.replace(None)).ok().flatten();
-    for environment in
-        held.iter().flat_map(|guard| guard.iter()).flat_map(HashMap::values).flatten()
-    {
-        let Some(environment) = environment.upgrade() else { continue };
-        if let Some(ofd) = environment.core.session_if_any().and_then(|s| s.ofd.as_ref()) {
-            ofd.close_in_child();
-        }
-        if let Some(ofd) = &environment.reader_lock {
-            ofd.close_in_child();
-        }
-        // Whoever held it in the parent holds it here too, so that this is never the last handle.
-    }
+    inherited::after_fork(true);
     pin::after_fork();
     drop(held);
 }

@@ -9,6 +9,7 @@
 //! | [`mapping`] | one range of addresses that never moves |
 //! | [`membarrier`] | a fence in all other processes |
 //! | [`ofd`] | byte-range locks that die with their process: liveness |
+//! | [`inherited`] | which of their descriptors a forked child closes |
 //! | [`futex`] | sleeping on a word of shared memory |
 //! | [`fork`] | knowing, with one load, that one is a forked child |
 //! | [`fork_local`] | a mutex that a forked child finds free |
@@ -23,6 +24,7 @@ pub mod filesystem;
 pub mod fork;
 pub mod fork_local;
 pub mod futex;
+pub mod inherited;
 pub mod mapping;
 pub mod membarrier;
 pub mod ofd;

@@ -8,7 +8,7 @@
 //!
 //! Two things would keep the description alive beyond the process and are therefore never done:
 //! mapping memory through it (a forked child inherits the mapping), and leaving the descriptor open
-//! in a forked child (see [`OfdFile::close_in_child`]). Hence a descriptor of its own open().
+//! in a forked child (see [`super::inherited`]). Hence a descriptor of its own open().
 //!
 //! A description never conflicts with itself: asking about one's own byte says "free". Callers test
 //! for "is it me" first.
@@ -18,11 +18,13 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::file::FileId;
+use super::inherited;
 
 /// A range of lock bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,8 +86,10 @@ impl LockKind {
 #[derive(Debug)]
 pub struct OfdFile {
     /// -1 once closed in a forked child.
-    fd: AtomicI32,
+    fd: Arc<AtomicI32>,
     id: FileId,
+    /// Whether it is closed in forked children.
+    is_listed: bool,
 }
 
 impl OfdFile {
@@ -102,7 +106,7 @@ impl OfdFile {
     fn of(file: std::fs::File) -> io::Result<OfdFile> {
         let metadata = file.metadata()?;
         let id = FileId { dev: metadata.dev(), ino: metadata.ino() };
-        Ok(OfdFile { fd: AtomicI32::new(file.into_raw_fd()), id })
+        Ok(OfdFile { fd: Arc::new(AtomicI32::new(file.into_raw_fd())), id, is_listed: false })
     }
 
     /// Opens anew the file that `opened` is, whatever its name is by now; at `path` where that cannot be done (without /proc).
@@ -176,16 +180,17 @@ impl OfdFile {
         Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
     }
 
-    /// In a forked child: closes the child's descriptor, so that the parent's locks end with the
-    /// parent. Everything else then fails with `EBADF`. Safe in a fork handler.
-    pub fn close_in_child(&self) {
-        drop(self.take_fd());
+    /// For the list of what forked children close, which the caller holds.
+    pub(super) fn list(&mut self) -> &Arc<AtomicI32> {
+        self.is_listed = true;
+        &self.fd
     }
 
-    fn take_fd(&self) -> Option<OwnedFd> {
-        let fd: RawFd = self.fd.swap(-1, Ordering::Relaxed);
-        // SAFETY: the descriptor was this value's own, and the swap hands it out once.
-        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    /// In a forked child: closes the child's descriptor, so that the parent's locks end with the
+    /// parent. Everything else then fails with `EBADF`.
+    #[cfg(test)]
+    pub fn close_in_child(&self) {
+        close_descriptor(&self.fd);
     }
 
     fn set(&self, command: libc::c_int, range: ByteRange, l_type: libc::c_short) -> io::Result<()> {
@@ -202,13 +207,24 @@ impl OfdFile {
 
 impl Drop for OfdFile {
     fn drop(&mut self) {
-        drop(self.take_fd());
+        // A fork between taking the number away and closing would leave the child a descriptor that nobody knows.
+        let _list = self.is_listed.then(inherited::lock);
+        close_descriptor(&self.fd);
     }
 }
 
 impl AsRawFd for OfdFile {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.load(Ordering::Relaxed)
+    }
+}
+
+/// Closes the descriptor of that number, once. Safe in a fork handler.
+pub(super) fn close_descriptor(number: &AtomicI32) {
+    let fd: RawFd = number.swap(-1, Ordering::Relaxed);
+    if fd >= 0 {
+        // SAFETY: the descriptor was this value's own, and the swap hands it out once.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
     }
 }
 
