@@ -215,3 +215,30 @@ fn equal_hashes_are_only_slow() {
         assert!(db.is_empty().unwrap());
     }
 }
+
+#[test]
+fn a_position_behind_an_error_is_not_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.ntdb");
+    let db = Db::create(&path).unwrap();
+    for n in 0..2_000u32 {
+        db.put(&n.to_le_bytes(), &[7; 20]).unwrap();
+    }
+    db.close().unwrap();
+    // A record of the middle of the iteration is spoilt, and with it its page.
+    let key = Db::open(&path).unwrap().iter().nth(1_000).unwrap().unwrap().0;
+    let whole = std::fs::read(&path).unwrap();
+    let record = [&key[..], &[7; 20]].concat();
+    let at = whole.windows(record.len()).position(|window| window == record).unwrap();
+    let mut spoilt = whole.clone();
+    spoilt[at] ^= 1;
+    std::fs::write(&path, spoilt).unwrap();
+    let db = Options::new().read_only(true).open(&path).unwrap();
+    let mut iter = db.iter();
+    let seen = iter.by_ref().take_while(Result::is_ok).count();
+    assert!(seen > 0 && seen < 2_000, "{seen}");
+    let position = iter.cursor();
+    drop(db);
+    std::fs::write(&path, whole).unwrap();
+    assert_eq!(Db::open(&path).unwrap().iter_from(&position).count(), 2_000 - seen);
+}

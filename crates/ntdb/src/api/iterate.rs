@@ -86,6 +86,8 @@ pub struct Iter {
     next: Option<u64>,
     cursor: Cursor,
     pending: VecDeque<Pending>,
+    /// Ended by an error: there may be more records.
+    failed: bool,
 }
 
 impl Iter {
@@ -95,12 +97,12 @@ impl Iter {
             (None, false) => Some(0),
             (Some((hash, _)), false) => Some(*hash),
         };
-        Iter { db, next, cursor, pending: VecDeque::new() }
+        Iter { db, next, cursor, pending: VecDeque::new(), failed: false }
     }
 
-    /// The position behind the record that was returned last.
+    /// The position behind the record that was returned last; also after an error, so that one can go on from there later.
     pub fn cursor(&self) -> Cursor {
-        if self.next.is_none() && self.pending.is_empty() {
+        if self.next.is_none() && self.pending.is_empty() && !self.failed {
             return Cursor { last: None, at_end: true };
         }
         self.cursor.clone()
@@ -142,6 +144,7 @@ impl Iterator for Iter {
                     }
                     Err(error) => {
                         self.next = None;
+                        self.failed = true;
                         return Some(Err(error));
                     }
                 }
@@ -154,6 +157,7 @@ impl Iterator for Iter {
                     Ok(None) => continue,
                     Err(error) => {
                         self.next = None;
+                        self.failed = true;
                         self.pending.clear();
                         return Some(Err(error));
                     }
