@@ -102,7 +102,7 @@ pub fn put(
     let (layout, _) = operation::layout(core.page_size, key.len(), value.len() as u64);
     let key_part = if layout == Layout::LongKey { key } else { &[] };
     let parts = [key_part, value];
-    let result = prepare(environment, &parts, 0, deadline).and_then(|(extent, first)| {
+    let result = prepare(environment, &parts, deadline).and_then(|(extent, first)| {
         let op = Op::PutChunked { key, len: value.len() as u64, first, crc: extent.crc };
         let mut record = LogRecord::default();
         record.encode(&op);
@@ -237,12 +237,11 @@ fn take(core: &Core, pages: u32, deadline: Option<Instant>) -> Result<Extent> {
 fn prepare(
     environment: &Environment,
     parts: &[&[u8]],
-    room: u64,
     deadline: Option<Instant>,
 ) -> Result<(Extent, Lsn)> {
     let core = &environment.core;
     let total: u64 = parts.iter().map(|part| part.len() as u64).sum();
-    let mut extent = take(core, operation::extent_pages(core, total.max(room))?, deadline)?;
+    let mut extent = take(core, operation::extent_pages(core, total)?, deadline)?;
     crash_point("large.taken");
     let at = core.run(extent.first, extent.pages)?;
     let mut log = Chunks { environment, total, first: None, deadline };
