@@ -142,10 +142,7 @@ pub fn append(
     let before = old.map_or(0, |record| record.value_len);
     let total = before + bytes.len() as u64;
     operation::check_lengths(core, key.len(), total)?;
-    let layout = match &old {
-        Some(record) if record.extent().is_some() => operation::layout_of(record),
-        _ => operation::layout(core.page_size, key.len(), total).0,
-    };
+    let layout = operation::layout_grown(core.page_size, old.as_ref(), key.len(), total);
     let key_part = if layout == Layout::LongKey { key } else { &[] };
     let result = prepare_append(environment, old.as_ref(), key_part, bytes, total, deadline)
         .and_then(|(extent, first, piece_crc)| {

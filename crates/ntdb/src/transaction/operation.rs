@@ -421,13 +421,10 @@ pub fn append(
         {
             return Ok(None);
         }
-        let (layout, len) = match &old {
-            // A value that has an extent keeps it.
-            Some(record) if record.extent().is_some() => {
-                let layout = layout_of(record);
-                (layout, long_len(layout, key.len(), total))
-            }
-            _ => self::layout(core.page_size, key.len(), total),
+        let layout = layout_grown(core.page_size, old.as_ref(), key.len(), total);
+        let len = match layout {
+            Layout::Inline => record::inline_len(key.len(), total as usize),
+            _ => long_len(layout, key.len(), total),
         };
         if !make_ready(writer, &path, hash, &present, len)? {
             continue;
@@ -521,6 +518,14 @@ pub fn clear(writer: &mut Writer, log: &mut LogRecord) -> Result<Lsn> {
 pub fn record_of(core: &Core, hash: u64, key: &[u8]) -> Result<Option<Record>> {
     let (_, present) = look(core, hash, key)?;
     Ok(present.map(|(_, _, found)| found.record))
+}
+
+/// The layout of a record whose value grows to `total` bytes: a value that has an extent keeps it.
+pub fn layout_grown(page_size: usize, old: Option<&Record>, key_len: usize, total: u64) -> Layout {
+    match old {
+        Some(record) if record.extent().is_some() => layout_of(record),
+        _ => layout(page_size, key_len, total).0,
+    }
 }
 
 /// The layout of an existing record.
