@@ -17,6 +17,8 @@ export NTDB_TEST_OPENS="${NTDB_TEST_OPENS:-10000}"
 export NTDB_FUZZ_ROUNDS="${NTDB_FUZZ_ROUNDS:-500}"
 
 say() { printf '\n== %s\n' "$*"; }
+# A test that hangs is ended, and fails, long before anybody's patience.
+within() { timeout --kill-after=10 "$@"; }
 fail() { printf 'test.sh: %s\n' "$*" >&2; exit 1; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
@@ -43,7 +45,8 @@ say "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 
 say "unit tests, property tests, model checks, examples"
-cargo test -p ntdb -p ntdb-cli
+cargo test -p ntdb -p ntdb-cli --no-run
+within 1200 cargo test -p ntdb -p ntdb-cli
 for example in counter words iterate; do
     cargo run --quiet --release -p ntdb --example "$example"
 done
@@ -51,7 +54,8 @@ done
 say "real processes: $NTDB_TEST_SECONDS s of traffic, $NTDB_TEST_KILLS kills," \
     "$NTDB_TEST_SEEDS power cuts, $NTDB_TEST_OPENS short-lived processes"
 # One test at a time: each uses all processors and judges how long somebody waits.
-cargo test -p ntdb-testkit -- --test-threads=1 --nocapture
+cargo test -p ntdb-testkit --no-run
+within $((1500 + 20 * NTDB_TEST_SECONDS)) cargo test -p ntdb-testkit -- --test-threads=1 --nocapture
 
 say "fuzz targets: $NTDB_FUZZ_ROUNDS rounds each"
 fuzz/run-rounds.sh "$NTDB_FUZZ_ROUNDS"
