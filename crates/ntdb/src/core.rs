@@ -24,7 +24,7 @@ use crate::shm::Shm;
 use crate::shm::layout::Control;
 use crate::shm::pin::PinTable;
 use crate::shm::process::Session;
-use crate::shm::segment::{self, MAX_CHUNKS};
+use crate::shm::segment;
 use crate::storage::file::File;
 use crate::storage::fork_local::ForkLocal;
 use crate::storage::mapping::{self, Access, Mapping};
@@ -52,6 +52,11 @@ pub mod state {
     /// Values from 1 to this one: verified, and a bucket with so many groups and no overflow pages.
     pub const GROUPS_MAX: usize = 254;
 }
+
+/// Chunks of the page states for all page numbers that there can be.
+const STATE_CHUNKS: usize = 21;
+const _: () =
+    assert!(((u32::MAX as u64 / segment::FIRST_CHUNK_BYTES + 1).ilog2() as usize) < STATE_CHUNKS);
 
 /// See the module's description.
 #[derive(Debug)]
@@ -87,10 +92,12 @@ pub struct Core {
     /// Addresses reserved at `base`, in bytes.
     mapped_bytes: AtomicU64,
     mappings: ForkLocal<Vec<Mapping>>,
+    /// See [`Core::set_known_array`]; 0, which names no array, if there is none.
+    known_array: AtomicU64,
     /// Most groups that a bucket can have, and that a page state can tell.
     max_groups: usize,
-    /// Addresses of the chunks of the page states, once they are known.
-    states: [AtomicPtr<AtomicU8>; MAX_CHUNKS],
+    /// For every chunk of the page states, once it is known, where the states would begin if all lay as this chunk does.
+    states: [AtomicPtr<AtomicU8>; STATE_CHUNKS],
 }
 
 impl Core {
@@ -130,8 +137,9 @@ impl Core {
             known_pages: AtomicU32::new(0),
             mapped_bytes: AtomicU64::new(mapping.reserved()),
             mappings: ForkLocal::new(vec![mapping]),
+            known_array: AtomicU64::new(0),
             max_groups: bucket::max_groups(page_size as usize).min(state::GROUPS_MAX),
-            states: [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CHUNKS],
+            states: [const { AtomicPtr::new(std::ptr::null_mut()) }; STATE_CHUNKS],
         }
     }
 
@@ -385,20 +393,20 @@ impl Core {
     /// The state of page `number`: see [`state`].
     #[inline(always)]
     fn page_state(&self, number: PageNo) -> Option<&AtomicU8> {
-        let (chunk, within) = segment::locate(number.0 as u64);
-        let start = self.states.get(chunk)?.load(Relaxed);
+        let chunk = segment::chunk_of(number.0 as u64);
+        let start = self.states[chunk].load(Relaxed);
         if start.is_null() {
-            return self.find_states(chunk, number);
+            return self.find_states(number);
         }
         // SAFETY: the chunk is backed and holds this byte; chunks never move.
-        Some(unsafe { &*start.add(within as usize) })
+        Some(unsafe { &*start.wrapping_add(number.0 as usize) })
     }
 
     #[cold]
-    fn find_states(&self, chunk: usize, number: PageNo) -> Option<&AtomicU8> {
+    fn find_states(&self, number: PageNo) -> Option<&AtomicU8> {
         let at = self.shm.element(&self.control().page_states, number.0 as u64)?;
-        let (_, within) = segment::locate(number.0 as u64);
-        self.states[chunk].store(at.wrapping_sub(within as usize).cast(), Relaxed);
+        let chunk = segment::chunk_of(number.0 as u64);
+        self.states[chunk].store(at.wrapping_sub(number.0 as usize).cast(), Relaxed);
         // SAFETY: backed, as `element` says; atomics may be shared.
         Some(unsafe { &*at.cast::<AtomicU8>() })
     }
@@ -455,19 +463,37 @@ impl Core {
         }
     }
 
-    /// The word at byte `offset` of the run that begins at page `number`, if it is known to be within the file, and verified.
+    /// Page `number`, if it is known to be within the file, and verified.
     #[inline(always)]
-    pub fn quick_word<T>(&self, number: PageNo, offset: usize) -> Option<&T> {
-        let last = number.0 as usize + (offset >> self.page_shift);
-        if last >= self.known_pages.load(Acquire) as usize || !self.is_verified(number) {
+    pub fn quick_page(&self, number: PageNo) -> Option<*const u8> {
+        if number.0 >= self.known_pages.load(Acquire) || !self.is_verified(number) {
             return None;
         }
-        // SAFETY: within the mapping, as known_pages promises; the words there are atomics to everybody, at offsets that their
-        // callers keep aligned.
-        unsafe {
-            let page = self.base.load(Acquire).add((number.0 as usize) << self.page_shift);
-            Some(&*page.add(offset).cast::<T>())
+        // SAFETY: within the mapping, as known_pages promises.
+        Some(unsafe { self.base.load(Acquire).add((number.0 as usize) << self.page_shift) })
+    }
+
+    /// The root array that begins at `first`, if `root` is the root word for which [`Core::set_known_array`] was called last:
+    /// then all of it is within the mapping.
+    #[inline(always)]
+    pub fn known_array(&self, root: u64, first: PageNo) -> Option<*const u8> {
+        if !self.knows_array(root) {
+            return None;
         }
+        // SAFETY: it was found to be within the file, which was mapped then; ranges only grow.
+        Some(unsafe { self.base.load(Acquire).add((first.0 as usize) << self.page_shift) })
+    }
+
+    /// Whether `root` is the root word for which [`Core::set_known_array`] was called last.
+    #[inline(always)]
+    pub fn knows_array(&self, root: u64) -> bool {
+        self.known_array.load(Acquire) == root
+    }
+
+    /// Remembers that `root` names a root array that has been verified and lies within the file: then nobody need look at its
+    /// header, or ask where the file ends, before using one of its entries.
+    pub fn set_known_array(&self, root: u64) {
+        self.known_array.store(root, Release);
     }
 
     /// Address of page `number`, verified to be of `kind`.

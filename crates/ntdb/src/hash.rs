@@ -11,8 +11,6 @@
 //! the pages are some 72 % full at every size. The lower 23 bits, which choose the place within a bucket, stay
 //! as they are.
 
-use siphasher::sip::SipHasher13;
-
 /// Id of this hash in the file's header.
 pub const SIPHASH_1_3: u32 = 1;
 
@@ -25,23 +23,99 @@ const BEND: u64 = 6_640_827_866_535_438_581;
 /// Hashes keys of one database.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyHasher {
-    hasher: SipHasher13,
+    start: State,
     mask: u64,
 }
 
 impl KeyHasher {
     /// The hash under `key`, of which only the bits in `mask` are used (all of them, but in tests of collisions).
     pub fn new(key: &[u8; 16], mask: u64) -> KeyHasher {
-        KeyHasher { hasher: SipHasher13::new_with_key(key), mask }
+        KeyHasher { start: State::new(key), mask }
     }
 
     /// Hash of `key`.
     #[inline]
     pub fn hash(&self, key: &[u8]) -> u64 {
-        let x = self.hasher.hash(key);
+        let x = siphash_1_3(self.start, key);
         let place = (1 << PLACE_BITS) - 1;
         (spread(x) & !place | x & place) & self.mask
     }
+}
+
+/// The four words of SipHash.
+///
+/// Written out here, since general implementations take input piece by piece: for short keys their bookkeeping costs more
+/// than the rounds.
+#[derive(Clone, Copy, Debug)]
+struct State {
+    v0: u64,
+    v1: u64,
+    v2: u64,
+    v3: u64,
+}
+
+impl State {
+    fn new(key: &[u8; 16]) -> State {
+        let (first, second) = key.split_at(8);
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | byte as u64);
+        let (k0, k1): (u64, u64) = (word(first), word(second));
+        State {
+            v0: k0 ^ u64::from_be_bytes(*b"somepseu"),
+            v1: k1 ^ u64::from_be_bytes(*b"dorandom"),
+            v2: k0 ^ u64::from_be_bytes(*b"lygenera"),
+            v3: k1 ^ u64::from_be_bytes(*b"tedbytes"),
+        }
+    }
+
+    #[inline(always)]
+    fn round(&mut self) {
+        self.v0 = self.v0.wrapping_add(self.v1);
+        self.v2 = self.v2.wrapping_add(self.v3);
+        self.v1 = self.v1.rotate_left(13) ^ self.v0;
+        self.v3 = self.v3.rotate_left(16) ^ self.v2;
+        self.v0 = self.v0.rotate_left(32);
+        self.v2 = self.v2.wrapping_add(self.v1);
+        self.v0 = self.v0.wrapping_add(self.v3);
+        self.v1 = self.v1.rotate_left(17) ^ self.v2;
+        self.v3 = self.v3.rotate_left(21) ^ self.v0;
+        self.v2 = self.v2.rotate_left(32);
+    }
+
+    #[inline(always)]
+    fn take(&mut self, word: u64) {
+        self.v3 ^= word;
+        self.round();
+        self.v0 ^= word;
+    }
+}
+
+#[inline(always)]
+fn siphash_1_3(mut state: State, key: &[u8]) -> u64 {
+    let (words, rest) = key.as_chunks::<8>();
+    for word in words {
+        state.take(u64::from_le_bytes(*word));
+    }
+    state.take((key.len() as u64) << 56 | up_to_7_bytes(rest));
+    state.v2 ^= 0xff;
+    state.round();
+    state.round();
+    state.round();
+    state.v0 ^ state.v1 ^ state.v2 ^ state.v3
+}
+
+/// Fewer than eight bytes as a little-endian number: with few loads, which may overlap.
+#[inline(always)]
+fn up_to_7_bytes(bytes: &[u8]) -> u64 {
+    let len = bytes.len();
+    if let (Some(first), Some(last)) = (bytes.first_chunk::<4>(), bytes.last_chunk::<4>()) {
+        let (first, last) = (u32::from_le_bytes(*first), u32::from_le_bytes(*last));
+        return first as u64 | (last as u64) << (8 * (len - 4));
+    }
+    if len == 0 {
+        return 0;
+    }
+    let (first, middle, last) = (bytes[0], bytes[len / 2], bytes[len - 1]);
+    first as u64 | (middle as u64) << (8 * (len / 2)) | (last as u64) << (8 * (len - 1))
 }
 
 /// The high half of a product.
@@ -60,6 +134,22 @@ fn spread(x: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use siphasher::sip::SipHasher13;
+
+    #[test]
+    fn every_length_hashes_as_in_the_siphasher_crate() {
+        let bytes: [u8; 100] = std::array::from_fn(|i| (i * 37 + 11) as u8);
+        for seed in 0..8u8 {
+            let key: [u8; 16] = std::array::from_fn(|i| (i as u8).wrapping_mul(seed * 2 + 1));
+            let other = SipHasher13::new_with_key(&key);
+            for len in 0..=80 {
+                for start in 0..16 {
+                    let part = &bytes[start..start + len];
+                    assert_eq!(siphash_1_3(State::new(&key), part), other.hash(part), "{len}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn the_spread_keeps_the_order_and_the_ends() {

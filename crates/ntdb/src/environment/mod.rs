@@ -77,8 +77,16 @@ impl Environment {
     }
 
     /// Pins the present era.
-    #[inline]
+    #[inline(always)]
     pub fn pin(&self) -> Result<PinGuard<'_>> {
+        match self.core.session().pins.pin_again() {
+            Some(guard) => Ok(guard),
+            None => self.pin_slow(),
+        }
+    }
+
+    #[cold]
+    fn pin_slow(&self) -> Result<PinGuard<'_>> {
         self.ensure_session()?;
         Ok(self.core.session().pins.pin())
     }

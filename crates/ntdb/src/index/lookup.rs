@@ -36,21 +36,22 @@ fn quick(core: &Core, hash: u64, key: &[u8]) -> Short {
     if key.len() >= SHORT_KEY {
         return Short::Unusual;
     }
-    let root = Root::from_word(core.control().readers.root.load(Acquire));
+    let root_word = core.control().readers.root.load(Acquire);
+    let root = Root::from_word(root_word);
     let mut page = root.page;
     if let Some(depth) = root.depth {
+        let Some(array) = core.known_array(root_word, page) else { return Short::Unusual };
         let index = locate::leading(hash, depth & 63);
-        let Some(entry) = core.quick_word::<AtomicU64>(page, locate::array_offset(index)) else {
-            return Short::Unusual;
-        };
+        // SAFETY: the array is known to lie within the mapping, for every index of this depth; its words are atomics to everybody.
+        let entry = unsafe { &*array.add(locate::array_offset(index)).cast::<AtomicU64>() };
         let entry = DirectoryRef::from_word(u64::from_le(entry.load(Acquire)));
         if entry.index_bits > core.max_index_bits || entry.prefix_bits > 63 {
             return Short::Unusual;
         }
         let offset = locate::directory_offset(entry.index(hash));
-        let Some(bucket) = core.quick_word::<AtomicU32>(entry.page, offset) else {
-            return Short::Unusual;
-        };
+        let Some(directory) = core.quick_page(entry.page) else { return Short::Unusual };
+        // SAFETY: within the mapped page, since the entry has few enough index bits; atomics to everybody.
+        let bucket = unsafe { &*directory.add(offset).cast::<AtomicU32>() };
         page = PageNo(u32::from_le(bucket.load(Acquire)));
     }
     // Its state says that it has no overflow pages.
@@ -60,7 +61,18 @@ fn quick(core: &Core, hash: u64, key: &[u8]) -> Short {
 
 #[inline(never)]
 fn find_value_slowly<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Result<Option<&'a [u8]>> {
-    let page = locate::bucket_page(core, current_root(core), hash)?;
+    let root = current_root(core);
+    let page = locate::bucket_page(core, root, hash)?;
+    if let Some(depth) = root.depth
+        && !core.knows_array(root.to_word())
+    {
+        // So that the next search is quick; damage is for those who come to it.
+        if locate::check_array(core, root.page, depth).is_ok()
+            && core.run(root.page, locate::array_pages(core.page_size, depth)).is_ok()
+        {
+            core.set_known_array(root.to_word());
+        }
+    }
     match find_in_chain(core, page, hash, key)? {
         Some((_, _, found)) => core.value_of(&found.record).map(Some),
         None => Ok(None),

@@ -20,6 +20,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::*, fence};
 
 use super::head::{HEAD_BYTES, Kind, PageHead};
+use super::prefetch::prefetch;
 use super::record::{self, Reason, Record};
 use super::tags::{DELETED, EMPTY, GROUP, Group, LIVE, tag_of};
 use crate::types::{Epoch, PageNo};
@@ -292,14 +293,18 @@ impl<'a> Bucket<'a> {
     pub fn find_short(&self, hash: u64, key: &[u8]) -> Short {
         debug_assert!(key.len() < SHORT_KEY);
         let tag = tag_of(hash);
-        let mut index = self.home(hash);
-        for _ in 0..self.groups {
+        let home = self.home(hash);
+        // The offsets of a group may lie in the next cache line: both are fetched at once.
+        prefetch(self.page.wrapping_add(HEAD_BYTES + home * GROUP_BYTES + GROUP_BYTES - 1));
+        let (start, end) = (self.records_start(), self.size - 2 - key.len());
+        let mut index = home;
+        loop {
             let group = self.group(index);
             for i in group.matching(tag) {
                 let slot = index * GROUP + i;
                 let offset = self.offset(slot).load(Acquire) as usize;
                 // Two length bytes, and the key.
-                if offset < self.records_start() || offset + 2 + key.len() > self.size {
+                if offset < start || offset > end {
                     return Short::Unusual;
                 }
                 // SAFETY: within the page, as checked just now; the bytes of a published record never change.
@@ -327,12 +332,11 @@ impl<'a> Bucket<'a> {
             if !group.empty().is_empty() {
                 return Short::Absent;
             }
-            index += 1;
-            if index == self.groups {
-                index = 0;
+            index = if index + 1 == self.groups { 0 } else { index + 1 };
+            if index == home {
+                return Short::Absent;
             }
         }
-        Short::Absent
     }
 
     /// The slot that an insert of a key with this hash uses: the first that is not live on its path. `None` if too

@@ -5,5 +5,6 @@ pub mod head;
 pub mod header;
 pub mod map;
 pub mod meta;
+pub mod prefetch;
 pub mod record;
 pub mod tags;

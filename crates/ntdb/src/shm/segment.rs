@@ -30,10 +30,15 @@ pub struct SegmentTable {
 /// Which chunk holds the byte at `position`, and where in it.
 #[inline]
 pub fn locate(position: u64) -> (usize, u64) {
-    let scaled = position / FIRST_CHUNK_BYTES + 1;
-    let index = 63 - scaled.leading_zeros() as u64;
+    let index = chunk_of(position);
     let start = ((1u64 << index) - 1) * FIRST_CHUNK_BYTES;
-    (index as usize, position - start)
+    (index, position - start)
+}
+
+/// Which chunk holds the byte at `position`.
+#[inline(always)]
+pub fn chunk_of(position: u64) -> usize {
+    (position / FIRST_CHUNK_BYTES + 1).ilog2() as usize
 }
 
 /// Size in bytes of chunk `index`.

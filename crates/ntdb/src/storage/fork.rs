@@ -39,6 +39,13 @@ pub fn generation() -> u64 {
     }
 }
 
+/// As [`generation`], but 0 in a child that has not asked for it yet.
+#[inline(always)]
+pub fn generation_if_armed() -> u64 {
+    // SAFETY: as above.
+    unsafe { &*WORD.load(Ordering::Acquire) }.load(Ordering::Relaxed)
+}
+
 #[cold]
 fn arm() -> u64 {
     let word = word();

@@ -179,22 +179,28 @@ impl Attachment {
     /// Pins the present era for this thread, or shares the pin that it has already.
     #[inline]
     pub fn pin(&self) -> PinGuard<'_> {
-        let last = LAST.get();
-        if !last.is_null() {
-            // SAFETY: `LAST` is null or points to a living entry of this thread.
-            let entry = unsafe { &*last };
-            let generation = fork::generation();
-            if entry.attachment == self.id && entry.fork_generation == generation {
-                let slot = entry.slot.get();
-                if !slot.is_null() {
-                    return self.enter(entry, slot);
-                }
-            }
-        }
-        self.pin_slow()
+        self.pin_again().unwrap_or_else(|| self.pin_slow())
     }
 
-    #[inline]
+    /// As [`Attachment::pin`], if this thread has pinned here before and nowhere else since, and the process is still the one that
+    /// made the attachment; else `None`.
+    #[inline(always)]
+    pub fn pin_again(&self) -> Option<PinGuard<'_>> {
+        let last = LAST.get();
+        if last.is_null() {
+            return None;
+        }
+        // SAFETY: `LAST` is null or points to a living entry of this thread.
+        let entry = unsafe { &*last };
+        // Entries are made by the process whose attachment it is, in its generation.
+        if entry.attachment != self.id || entry.fork_generation != fork::generation_if_armed() {
+            return None;
+        }
+        let slot = entry.slot.get();
+        if slot.is_null() { None } else { Some(self.enter(entry, slot)) }
+    }
+
+    #[inline(always)]
     fn enter(&self, entry: &Entry, slot: *const PinSlot) -> PinGuard<'_> {
         let depth = entry.depth.get();
         if depth == 0 {
@@ -209,7 +215,8 @@ impl Attachment {
         entry.depth.set(depth + 1);
         PinGuard {
             attachment: self,
-            place: Place::Own(entry),
+            own: entry,
+            shared: 0,
             fork_generation: entry.fork_generation,
             not_send: PhantomData,
         }
@@ -231,7 +238,8 @@ impl Attachment {
         let which = self.lock_shared().pin(&self.table);
         PinGuard {
             attachment: self,
-            place: Place::Shared(which),
+            own: ptr::null(),
+            shared: which,
             fork_generation: fork::generation(),
             not_send: PhantomData,
         }
@@ -313,19 +321,14 @@ impl Drop for Attachment {
     }
 }
 
-/// Where a guard has its pin.
-enum Place {
-    /// In the thread's own slot.
-    Own(*const Entry),
-    /// In this one of the shared slots.
-    Shared(usize),
-}
-
 /// While it lives, nothing that was linked when it was made is re-used.
 #[must_use = "the pin ends when the guard is dropped"]
 pub struct PinGuard<'a> {
     attachment: &'a Attachment,
-    place: Place,
+    /// The thread's own slot, or null.
+    own: *const Entry,
+    /// Else this one of the shared slots.
+    shared: usize,
     fork_generation: u64,
     /// The depth counter in the thread's entry is not atomic.
     not_send: PhantomData<*const ()>,
@@ -334,32 +337,34 @@ pub struct PinGuard<'a> {
 impl PinGuard<'_> {
     /// Whether the process has forked since, and this is the child: then the pin is the parent's, and does
     /// not protect the child.
-    #[inline]
+    #[inline(always)]
     pub fn is_stale(&self) -> bool {
-        self.fork_generation != fork::generation()
+        // The parent was armed when it pinned.
+        self.fork_generation != fork::generation_if_armed()
+    }
+
+    #[cold]
+    fn unpin_shared(&self) {
+        self.attachment.lock_shared().unpin(&self.attachment.table, self.shared);
     }
 }
 
 impl Drop for PinGuard<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         if self.is_stale() {
             return;
         }
-        match self.place {
-            Place::Own(entry) => {
-                // SAFETY: entries with pins are not freed before their guards are gone.
-                let entry = unsafe { &*entry };
-                let depth = entry.depth.get() - 1;
-                entry.depth.set(depth);
-                if depth == 0 {
-                    // SAFETY: the guard borrows the attachment, whose table the slot is in.
-                    unsafe { &*entry.slot.get() }.unpin();
-                }
-            }
-            Place::Shared(which) => {
-                self.attachment.lock_shared().unpin(&self.attachment.table, which);
-            }
+        if self.own.is_null() {
+            return self.unpin_shared();
+        }
+        // SAFETY: entries with pins are not freed before their guards are gone.
+        let entry = unsafe { &*self.own };
+        let depth = entry.depth.get() - 1;
+        entry.depth.set(depth);
+        if depth == 0 {
+            // SAFETY: the guard borrows the attachment, whose table the slot is in.
+            unsafe { &*entry.slot.get() }.unpin();
         }
     }
 }
