@@ -103,12 +103,12 @@ pub enum Error {
         /// The system's own error.
         source: io::Error,
     },
-    /// A key or value is longer than the format or the machine can hold.
+    /// A key, a value, or the name of the database is longer than the format or the machine can hold.
     #[error("{path}: {what} of {len} bytes is too long; the limit is {limit}", path = path.display())]
     TooLong {
         /// The database.
         path: PathBuf,
-        /// "key" or "value".
+        /// "key", "value", "file name" and the like.
         what: &'static str,
         /// Its length in bytes.
         len: u64,

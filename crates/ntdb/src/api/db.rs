@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
 use crate::core::{Backing, Core};
-use crate::environment::{Environment, attach};
+use crate::environment::{Environment, attach, private};
 use crate::error::{Error, Result};
 use crate::index::lookup;
 use crate::log::flush::check_poison;
@@ -116,7 +116,7 @@ impl Db {
     }
 
     pub(crate) fn open_in_memory_with(options: &Options) -> Result<Db> {
-        attach::open_in_memory(options).map(|environment| Db::new(environment, options))
+        private::open_in_memory(options).map(|environment| Db::new(environment, options))
     }
 
     fn new(environment: Arc<Environment>, options: &Options) -> Db {

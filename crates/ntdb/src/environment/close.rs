@@ -14,7 +14,7 @@ use crate::storage::file;
 use crate::storage::ofd::{ATTACH, LockKind, OfdFile, READER, slot_byte, slot_bytes};
 
 use super::companions::{AttachRecord, data_file};
-use super::{Environment, recover};
+use super::{Environment, logs};
 
 /// How long to wait for those who are attaching just now. Whoever gives up leaves the companions to the next user.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ impl Environment {
             sync_data(core)?;
         }
         crash_point("close.record.cleared");
-        recover::remove_logs(&self.companions, &self.logs.uuid)?;
+        logs::remove_logs(&self.companions, &self.logs.uuid)?;
         file::unlink(&self.companions.shm, Kind::Shm)
             .map_err(|e| Error::from_io(&self.companions.shm, "remove", e))?;
         crash_point("close.removed");

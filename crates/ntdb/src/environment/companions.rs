@@ -14,6 +14,14 @@ use crate::error::{Error, Result};
 use crate::le;
 use crate::page::meta::BASE_PATH_BYTES_MAX;
 use crate::storage::file::File;
+use crate::storage::filesystem;
+
+/// Bytes that the longest name of a companion has more than the data file's: `-log0.new-1023`.
+const SUFFIX_BYTES_MAX: usize = 14;
+/// What is too long, in the words of the error.
+const FILE_NAME: &str = "file name (its companions' names are up to 14 bytes longer)";
+const FILE_NAME_IN_SHM_DIR: &str =
+    "file name (for the folder of the shared memory; names there are up to 14 bytes longer)";
 
 /// Paths of the companions.
 #[derive(Clone, Debug)]
@@ -40,6 +48,40 @@ impl Companions {
             _ => shm,
         };
         Companions { base: base.to_path_buf(), shm, logs: [with("-log0"), with("-log1")] }
+    }
+
+    /// Fails if a companion cannot have its name: better said before the data file is created than at the first sync.
+    pub fn check_lengths(&self, path: &Path) -> Result<()> {
+        let name_bytes = |path: &Path| path.file_name().map_or(0, |name| name.len());
+        let dir_of = |path: &Path| path.parent().map(Path::to_path_buf).unwrap_or_default();
+        let limit_in = |dir: &Path| {
+            filesystem::name_bytes_max(dir)
+                .map_err(|e| Error::from_io(dir, "look at the file system", e))
+        };
+        let limit = limit_in(&dir_of(&self.base))?.saturating_sub(SUFFIX_BYTES_MAX);
+        if name_bytes(&self.base) > limit {
+            return Err(too_long(path, FILE_NAME, name_bytes(&self.base), limit));
+        }
+        let shm_dir = dir_of(&self.shm);
+        if shm_dir != dir_of(&self.base) {
+            let limit = limit_in(&shm_dir)?.saturating_sub(SUFFIX_BYTES_MAX);
+            if name_bytes(&self.base) > limit {
+                return Err(too_long(path, FILE_NAME_IN_SHM_DIR, name_bytes(&self.base), limit));
+            }
+        }
+        for companion in [&self.shm, &self.logs[0]] {
+            let bytes =
+                dir_of(companion).as_os_str().len() + 1 + name_bytes(&self.base) + SUFFIX_BYTES_MAX;
+            if bytes >= libc::PATH_MAX as usize {
+                return Err(too_long(
+                    path,
+                    "path of a companion file",
+                    bytes,
+                    libc::PATH_MAX as usize - 1,
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The base path as bytes.
@@ -115,8 +157,16 @@ impl AttachRecord {
     }
 }
 
+fn too_long(path: &Path, what: &'static str, len: usize, limit: usize) -> Error {
+    Error::TooLong { path: path.to_path_buf(), what, len: len as u64, limit: limit as u64 }
+}
+
 /// The data file's path with symbolic links resolved, the last component included.
 pub fn resolve(path: &Path) -> Result<PathBuf> {
+    let given = path.as_os_str().len();
+    if given >= libc::PATH_MAX as usize {
+        return Err(too_long(path, "path", given, BASE_PATH_BYTES_MAX));
+    }
     let resolved = match std::fs::canonicalize(path) {
         Ok(resolved) => resolved,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -133,13 +183,19 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
                 _ => return Err(Error::from_io(path, "find the database", e)),
             }
         }
+        Err(e) if e.raw_os_error() == Some(libc::ENAMETOOLONG) => {
+            let name = path.file_name().map_or(0, |name| name.len());
+            return Err(if name > libc::NAME_MAX as usize - SUFFIX_BYTES_MAX {
+                too_long(path, FILE_NAME, name, libc::NAME_MAX as usize - SUFFIX_BYTES_MAX)
+            } else {
+                too_long(path, "path", path.as_os_str().len(), BASE_PATH_BYTES_MAX)
+            });
+        }
         Err(e) => return Err(Error::from_io(path, "find the database", e)),
     };
     if resolved.as_os_str().len() > BASE_PATH_BYTES_MAX {
-        return Err(Error::InvalidOption {
-            what: "path",
-            reason: format!("longer than {BASE_PATH_BYTES_MAX} bytes"),
-        });
+        let len = resolved.as_os_str().len();
+        return Err(too_long(path, "absolute path", len, BASE_PATH_BYTES_MAX));
     }
     Ok(resolved)
 }

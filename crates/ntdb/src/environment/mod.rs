@@ -1,16 +1,25 @@
 //! One open database in this process: files, shared state, session; from attaching to the last close.
 //!
-//! [`companions`]: where the files are and whose they are; [`attach`]: becoming a user, whether others are there or not;
-//! [`recover`]: what the first user does with what the last ones left; [`create`]: new databases; [`repair`]: what
-//! dead processes leave; [`registry`]: one environment per file and process, and forks; [`close`]: the last one out.
+//! [`companions`]: where the files are and how they are called; [`identity`]: what the data file is; [`sidecar`]: whose the
+//! shared-memory file is, and making one; [`attach`]: becoming a user; [`slot`]: a place in the process table; [`first`]: being the
+//! first user, with [`logs`], [`recover`] and [`replay`] for what the last ones left; [`private`]: databases that nobody shares;
+//! [`create`]: new databases; [`repair`]: what dead processes leave; [`registry`]: one environment per file and process, and
+//! forks; [`close`]: the last one out.
 
 pub mod attach;
 pub mod close;
 pub mod companions;
 pub mod create;
+pub mod first;
+pub mod identity;
+pub mod logs;
+pub mod private;
 pub mod recover;
 pub mod registry;
 pub mod repair;
+pub mod replay;
+pub mod sidecar;
+pub mod slot;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -22,12 +31,14 @@ use crate::core::{Backing, Core};
 use crate::error::Result;
 use crate::limits::RING_BYTES;
 use crate::log::flush::{Logs, NO_SWITCH};
+use crate::options::Options;
 use crate::shm::pin::PinGuard;
 use crate::storage::file::FileId;
 use crate::storage::fork;
 use crate::storage::fork_local::ForkLocal;
 use crate::types::Lsn;
 
+use self::attach::Attached;
 use self::companions::Companions;
 
 /// Room in the log that a durable operation secures beyond its own.
@@ -51,7 +62,6 @@ pub struct Environment {
     /// Log bytes that start a checkpoint.
     pub checkpoint_log_bytes: u64,
     /// Keeps the lock of a private reader.
-    #[expect(dead_code, reason = "held, not read")]
     pub reader_lock: Option<crate::storage::ofd::OfdFile>,
     /// The fork generation of the process in whose background a checkpoint runs, or 0.
     checkpointing: AtomicU64,
@@ -60,6 +70,24 @@ pub struct Environment {
 }
 
 impl Environment {
+    /// A database that has just been attached to.
+    fn new(attached: Attached, uuid: [u8; 16], options: &Options) -> Environment {
+        let Attached { core, companions, shm_id } = attached;
+        Environment {
+            logs: Logs::new(companions.logs.clone(), uuid),
+            core,
+            companions,
+            shm_id,
+            id: None,
+            opened_as: None,
+            checkpoint_log_bytes: options.checkpoint_log_bytes,
+            reader_lock: None,
+            checkpointing: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            background: ForkLocal::default(),
+        }
+    }
+
     /// What checkpoints and syncs need.
     pub fn context(&self) -> Context<'_> {
         Context {

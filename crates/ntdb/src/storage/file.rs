@@ -94,23 +94,6 @@ impl File {
         Self::open_with(path, kind, OpenOptions::new().read(true))
     }
 
-    /// Opens a file for reading and writing, creating it with `mode` (less the umask) if need be.
-    pub fn open_or_create(path: &Path, kind: Kind, mode: u32) -> io::Result<File> {
-        // Never O_CREAT without O_EXCL: in a directory like /tmp the kernel refuses that for a file
-        // of another user (fs.protected_regular), even if it may be opened. The loop ends unless
-        // others keep creating and unlinking the file in step with it.
-        loop {
-            match Self::open(path, kind) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                other => return other,
-            }
-            match Self::create_new(path, kind, mode) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                other => return other,
-            }
-        }
-    }
-
     /// Creates a file that must not exist, with `mode` (less the umask).
     pub fn create_new(path: &Path, kind: Kind, mode: u32) -> io::Result<File> {
         fail_if_planned!("create", kind);

@@ -41,6 +41,18 @@ const UNSUITABLE: &[(u32, &str)] = &[
 
 /// Judges the file system that `path` (which must exist) lies on.
 pub fn suitability(path: &Path) -> io::Result<Suitability> {
+    Ok(classify(statfs(path)?.f_type as u32))
+}
+
+/// Bytes that a file's name may have on the file system that `path` (which must exist) lies on.
+pub fn name_bytes_max(path: &Path) -> io::Result<usize> {
+    // Some report nothing useful, or more than the kernel itself takes.
+    let told = usize::try_from(statfs(path)?.f_namelen).unwrap_or(0);
+    let most = libc::NAME_MAX as usize;
+    Ok(if told == 0 { most } else { told.min(most) })
+}
+
+fn statfs(path: &Path) -> io::Result<libc::statfs> {
     let name = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: all zeros is a valid `statfs`.
     let mut info: libc::statfs = unsafe { std::mem::zeroed() };
@@ -48,7 +60,7 @@ pub fn suitability(path: &Path) -> io::Result<Suitability> {
         // SAFETY: a valid C string and a valid place for the result.
         unsafe { libc::statfs(name.as_ptr(), &mut info) }
     })?;
-    Ok(classify(info.f_type as u32))
+    Ok(info)
 }
 
 fn classify(f_type: u32) -> Suitability {

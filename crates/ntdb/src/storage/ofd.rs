@@ -228,13 +228,33 @@ pub(super) fn close_descriptor(number: &AtomicI32) {
     }
 }
 
-/// Shows that this description's file is in use, as long as the description lives, also by mappings or in forked children.
-pub fn mark_in_use(fd: BorrowedFd) -> io::Result<()> {
-    let mut lock = flock(IN_USE, LockKind::Shared.l_type());
+/// Takes a lock for the open file description of `fd`, if it is free: true if it was.
+pub fn try_lock(fd: BorrowedFd, range: ByteRange, kind: LockKind) -> io::Result<bool> {
+    match set(fd, range, kind.l_type()) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives up whatever the open file description of `fd` holds in the range.
+pub fn unlock(fd: BorrowedFd, range: ByteRange) -> io::Result<()> {
+    set(fd, range, libc::F_UNLCK as libc::c_short)
+}
+
+fn set(fd: BorrowedFd, range: ByteRange, l_type: libc::c_short) -> io::Result<()> {
+    let mut lock = flock(range, l_type);
     super::file::retry_interrupted(|| {
         // SAFETY: both are valid for the call.
         unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &mut lock) }
     })
+}
+
+/// Shows that this description's file is in use, as long as the description lives, also by mappings or in forked children.
+pub fn mark_in_use(fd: BorrowedFd) -> io::Result<()> {
+    set(fd, IN_USE, LockKind::Shared.l_type())
 }
 
 /// Whether another description of the file is marked so.

@@ -33,15 +33,13 @@ fn creating_and_opening() {
     assert_eq!(errno(File::create_new(&path, Kind::Data, 0o600)), Some(libc::EEXIST));
     let link = dir.path().join("link");
     fs::hard_link(&path, &link).unwrap();
-    for other in [
-        File::open(&link, Kind::Data).unwrap(),
-        File::open_readonly(&path, Kind::Data).unwrap(),
-        File::open_or_create(&path, Kind::Data, 0o644).unwrap(),
-    ] {
+    for other in
+        [File::open(&link, Kind::Data).unwrap(), File::open_readonly(&path, Kind::Data).unwrap()]
+    {
         assert_eq!(other.identity().unwrap(), a.identity().unwrap());
     }
     assert_eq!(FileId::of_path(&link).unwrap(), Some(a.identity().unwrap()));
-    let new = File::open_or_create(&dir.path().join("new"), Kind::Log, 0o640).unwrap();
+    let new = File::create_new(&dir.path().join("new"), Kind::Log, 0o640).unwrap();
     assert_ne!(new.identity().unwrap(), a.identity().unwrap());
     assert_eq!(mode(&new) & !0o640, 0);
     assert_eq!(new.path(), dir.path().join("new"));
@@ -64,11 +62,7 @@ fn only_regular_files_are_opened() {
         (dir.path(), "directory"),
         (Path::new("/dev/null"), "device"),
     ] {
-        for result in [
-            File::open(path, Kind::Data),
-            File::open_readonly(path, Kind::Data),
-            File::open_or_create(path, Kind::Data, 0o600),
-        ] {
+        for result in [File::open(path, Kind::Data), File::open_readonly(path, Kind::Data)] {
             let text = result.unwrap_err().to_string();
             assert!(text.contains(word), "{}: {text}", path.display());
         }

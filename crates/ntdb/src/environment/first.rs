@@ -1,0 +1,93 @@
+//! Being the first user: recover what the last ones left, and make a new shared state.
+
+use std::sync::atomic::Ordering::*;
+
+use crate::checkpoint::run::{self, CheckpointGuard, Context, Purpose};
+use crate::core::{Backing, Core};
+use crate::error::Result;
+use crate::log::flush::Logs;
+use crate::page::header::Header;
+use crate::storage::failpoint::{Kind, crash_point};
+use crate::storage::file;
+use crate::storage::filesystem;
+use crate::storage::ofd::{LockKind, READER};
+
+use super::attach::{Attached, Opening};
+use super::companions::{AttachRecord, Companions};
+use super::recover::{self, OldState};
+use super::{logs, replay};
+
+impl Opening<'_> {
+    /// Recovers what the last users left, and makes a new shared state.
+    pub(super) fn be_first(&self, header: &Header) -> Result<Attached> {
+        let record =
+            AttachRecord::read(self.data).map_err(|e| self.io("read the attach record", e))?;
+        let dir = self.options.shm_dir.as_deref();
+        let own = Companions::of(&self.resolved, dir);
+        own.check_lengths(self.path)?;
+        let boot_id = filesystem::boot_id().map_err(|e| self.io("identify this boot", e))?;
+        let mut old_shm = self.old_shm(&own, header)?;
+        let mut left = own.clone();
+        if old_shm.is_none()
+            && let Some(record) = &record
+            && record.base != self.resolved
+        {
+            let elsewhere = Companions::of(&record.base, dir);
+            if let Ok(Some(shm)) = self.old_shm(&elsewhere, header) {
+                (old_shm, left) = (Some(shm), elsewhere);
+            }
+        }
+        let has_logs = logs::sync_logs(&left)?;
+        if old_shm.is_some() || has_logs || record.is_some() {
+            self.data.sync_data().map_err(|e| self.io("sync the data file", e))?;
+        }
+        let known_durable = old_shm.as_ref().and_then(|shm| recover::old_poison(shm, boot_id));
+        let (meta, index) =
+            recover::choose_meta(self.data, self.path, header, known_durable, true)?;
+        let left = self.where_logs_are(left, &meta, dir);
+        let file_pages = self.check_length(header, &meta)?;
+        let old = old_shm.and_then(|shm| OldState::open(shm, &meta, boot_id));
+        crash_point("recover.begin");
+
+        let (shm, shm_id, mut shm_name) = self.new_shm(&own.shm, header, &meta, boot_id)?;
+        let core = self.core(header, Backing::Shared, shm, file_pages)?;
+        recover::initialise(&core, &meta, index, file_pages)?;
+        self.hold_for_readers(&core)?;
+        self.take_slot(&core)?;
+        crash_point("recover.initialised");
+        let applied = replay::replay(&core, &left, header, &meta, old.as_ref())?;
+        crash_point("recover.replayed");
+        let new_logs = Logs::new(own.logs.clone(), header.uuid);
+        if applied || meta.log_salt != 0 {
+            let context = Context { core: &core, logs: &new_logs, base: own.base_bytes(), shm_id };
+            let guard = CheckpointGuard::lock(&core, None)?;
+            run::run(&context, &guard, Purpose::Recovery)?;
+            crash_point("recover.checkpointed");
+        }
+        logs::remove_logs(&left, &header.uuid)?;
+        shm_name.put_in_place(&own.shm)?;
+        crash_point("recover.renamed");
+        if left.shm != own.shm {
+            let _ = file::unlink(&left.shm, Kind::Shm);
+        }
+        let new_record = AttachRecord { shm_id, boot_id, base: own.base.clone() };
+        AttachRecord::write(self.data, Some(&new_record))
+            .map_err(|e| self.io("write the attach record", e))?;
+        crash_point("recover.recorded");
+        shm_name.keep();
+        Ok(Attached { core, companions: own, shm_id })
+    }
+
+    /// While a private reader of an older state holds its byte, nothing that was in the file before is re-used.
+    fn hold_for_readers(&self, core: &Core) -> Result<()> {
+        let readers = self
+            .ofd
+            .is_locked_by_other(READER, LockKind::Exclusive)
+            .map_err(|e| self.io("look for readers", e))?;
+        if readers {
+            let pages = core.control().readers.file_pages.load(Relaxed);
+            core.control().checkpoint.no_reuse_below.store(pages, Relaxed);
+        }
+        Ok(())
+    }
+}
