@@ -28,6 +28,7 @@
 
 mod api;
 mod checkpoint;
+mod copy;
 mod core;
 mod environment;
 mod error;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
+use crate::copy::copy_short;
 use crate::core::{Backing, Core};
 use crate::environment::{Environment, attach, private};
 use crate::error::{Error, Result};
@@ -176,7 +177,7 @@ impl Db {
     #[inline]
     pub fn get_into(&self, key: &[u8], buffer: &mut [u8]) -> Result<Option<usize>> {
         self.view(key, |value| {
-            copy_short(value, buffer);
+            copy_fitting(value, buffer);
             value.len()
         })
     }
@@ -307,22 +308,26 @@ impl Db {
         mut operate: impl FnMut(&mut Writer, &mut LogRecord, &mut Vec<u8>) -> Result<T>,
     ) -> Result<T> {
         self.may_write()?;
-        SCRATCH.with(|scratch| {
-            // Taken out, so that nothing is borrowed if a callback of a caller further up uses the database.
-            let mut scratch = scratch.take();
+        let with = |scratch: &mut Scratch| {
             encode(&mut scratch.log);
             let bytes = scratch.log.len() as u64;
+            lookup::prefetch(self.core(), hash);
             let mut writer = self.write_lock(hash, bytes)?;
             let result = operate(&mut writer, &mut scratch.log, &mut scratch.record);
             let tail = self.core().control().writer.tail.load(Relaxed);
             drop(writer);
             self.environment.after_change(tail);
-            if scratch.record.capacity() <= KEEP_SCRATCH_BYTES
-                && scratch.log.capacity() <= KEEP_SCRATCH_BYTES
+            if scratch.record.capacity() > KEEP_SCRATCH_BYTES
+                || scratch.log.capacity() > KEEP_SCRATCH_BYTES
             {
-                SCRATCH.with(|place| place.replace(scratch));
+                *scratch = Scratch::default();
             }
             result
+        };
+        SCRATCH.with(|scratch| match scratch.try_borrow_mut() {
+            Ok(mut scratch) => with(&mut scratch),
+            // In the middle of another operation of this thread: a signal handler, say.
+            Err(_) => with(&mut Scratch::default()),
         })
     }
 
@@ -610,24 +615,10 @@ impl Db {
     }
 }
 
-/// Copies as much of `value` as fits into `buffer`; a few bytes without the call that the general copy costs.
+/// Copies as much of `value` as fits into `buffer`.
 #[inline(always)]
-fn copy_short(value: &[u8], buffer: &mut [u8]) {
-    /// Copies `N` to twice as many bytes, in two parts that may overlap.
-    #[inline(always)]
-    fn ends<const N: usize>(from: &[u8], to: &mut [u8]) -> bool {
-        let (true, Some(first), Some(last)) =
-            (from.len() <= 2 * N, from.first_chunk::<N>(), from.last_chunk::<N>())
-        else {
-            return false;
-        };
-        *to.first_chunk_mut().expect("as long") = *first;
-        *to.last_chunk_mut().expect("as long") = *last;
-        true
-    }
+fn copy_fitting(value: &[u8], buffer: &mut [u8]) {
     let len = value.len().min(buffer.len());
-    let (from, to) = (&value[..len], &mut buffer[..len]);
-    if !ends::<4>(from, to) && !ends::<8>(from, to) {
-        to.copy_from_slice(from);
-    }
+    // SAFETY: both have so many bytes, and one is borrowed mutably.
+    unsafe { copy_short(value.as_ptr(), buffer.as_mut_ptr(), len) };
 }

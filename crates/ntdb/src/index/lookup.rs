@@ -36,46 +36,75 @@ fn quick(core: &Core, hash: u64, key: &[u8]) -> Short {
     if key.len() >= SHORT_KEY {
         return Short::Unusual;
     }
+    match quick_bucket(core, hash) {
+        Some((_, bucket)) => bucket.find_short(hash, key),
+        None => Short::Unusual,
+    }
+}
+
+/// The bucket for `hash`, if all pages on the way are verified and it has no overflow pages. The caller holds a pin, or the writer
+/// lock.
+#[inline(always)]
+pub fn quick_bucket(core: &Core, hash: u64) -> Option<(PageNo, Bucket<'_>)> {
+    let page = quick_page(core, hash)?;
+    // Its state says that it has no overflow pages.
+    Some((page, core.quick_bucket(page)?))
+}
+
+/// Starts to fetch what an operation on `hash` will need. Reads words of the index only, whoever may be changing them: it is a
+/// guess, and the caller needs neither pin nor lock.
+#[inline]
+pub fn prefetch(core: &Core, hash: u64) {
+    if let Some(page) = quick_page(core, hash)
+        && let Some(bucket) = core.quick_bucket(page)
+    {
+        bucket.prefetch(hash);
+    }
+}
+
+/// The page of the bucket for `hash`, if the root array is known and the directory verified.
+#[inline(always)]
+fn quick_page(core: &Core, hash: u64) -> Option<PageNo> {
     let root_word = core.control().readers.root.load(Acquire);
     let root = Root::from_word(root_word);
     let mut page = root.page;
     if let Some(depth) = root.depth {
-        let Some(array) = core.known_array(root_word, page) else { return Short::Unusual };
+        let array = core.known_array(root_word, page)?;
         let index = locate::leading(hash, depth & 63);
         // SAFETY: the array is known to lie within the mapping, for every index of this depth; its words are atomics to everybody.
         let entry = unsafe { &*array.add(locate::array_offset(index)).cast::<AtomicU64>() };
         let entry = DirectoryRef::from_word(u64::from_le(entry.load(Acquire)));
         if entry.index_bits > core.max_index_bits || entry.prefix_bits > 63 {
-            return Short::Unusual;
+            return None;
         }
         let offset = locate::directory_offset(entry.index(hash));
-        let Some(directory) = core.quick_page(entry.page) else { return Short::Unusual };
+        let directory = core.quick_page(entry.page)?;
         // SAFETY: within the mapped page, since the entry has few enough index bits; atomics to everybody.
         let bucket = unsafe { &*directory.add(offset).cast::<AtomicU32>() };
         page = PageNo(u32::from_le(bucket.load(Acquire)));
     }
-    // Its state says that it has no overflow pages.
-    let Some(bucket) = core.quick_bucket(page) else { return Short::Unusual };
-    bucket.find_short(hash, key)
+    Some(page)
 }
 
 #[inline(never)]
 fn find_value_slowly<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Result<Option<&'a [u8]>> {
     let root = current_root(core);
     let page = locate::bucket_page(core, root, hash)?;
-    if let Some(depth) = root.depth
-        && !core.knows_array(root.to_word())
-    {
-        // So that the next search is quick; damage is for those who come to it.
-        if locate::check_array(core, root.page, depth).is_ok()
-            && core.run(root.page, locate::array_pages(core.page_size, depth)).is_ok()
-        {
-            core.set_known_array(root.to_word());
-        }
-    }
+    know_array(core, root);
     match find_in_chain(core, page, hash, key)? {
         Some((_, _, found)) => core.value_of(&found.record).map(Some),
         None => Ok(None),
+    }
+}
+
+/// Remembers the root array, so that the next search is quick; damage is for those who come to it.
+pub fn know_array(core: &Core, root: Root) {
+    if let Some(depth) = root.depth
+        && !core.knows_array(root.to_word())
+        && locate::check_array(core, root.page, depth).is_ok()
+        && core.run(root.page, locate::array_pages(core.page_size, depth)).is_ok()
+    {
+        core.set_known_array(root.to_word());
     }
 }
 

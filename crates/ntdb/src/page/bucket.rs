@@ -19,6 +19,9 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::*, fence};
 
+use crate::copy::copy_short;
+use crate::storage::failpoint::crash_point;
+
 use super::head::{HEAD_BYTES, Kind, PageHead};
 use super::prefetch::prefetch;
 use super::record::{self, Reason, Record};
@@ -66,6 +69,9 @@ pub struct Bucket<'a> {
 
 /// Keys shorter than this have a length of one byte in their record.
 pub const SHORT_KEY: usize = 32;
+
+/// Values shorter than this have a length of one byte in their record.
+pub const SHORT_VALUE: usize = 0x80;
 
 /// What [`Bucket::find_short`] has found.
 #[derive(Clone, Copy, Debug)]
@@ -222,6 +228,20 @@ impl<'a> Bucket<'a> {
         unsafe { record::parse(self.page.add(offset), self.size - offset) }
     }
 
+    /// Length of the record at `offset`.
+    #[inline(always)]
+    fn record_len_at(&self, offset: usize) -> Result<usize, Reason> {
+        if offset >= self.records_start() && offset + 2 <= self.size {
+            // SAFETY: within the page; the bytes of a published record never change.
+            let [form, value_len] = unsafe { self.page.add(offset).cast::<[u8; 2]>().read() };
+            let len = 2 + (form >> 2) as usize + value_len as usize;
+            if form & 0x83 == 0 && value_len < 0x80 && len <= self.size - offset {
+                return Ok(len);
+            }
+        }
+        self.record_at(offset).map(|record| record.len)
+    }
+
     /// The live slots, and the offsets of their records, as of one moment: a key that is deleted and stored again meanwhile is
     /// not there twice. (A writer that never pauses may prevent that; then after many attempts they are as found.)
     pub fn live_slots(&self, out: &mut Vec<(u16, u16)>) {
@@ -339,6 +359,15 @@ impl<'a> Bucket<'a> {
         }
     }
 
+    /// Starts to fetch what a change of a key with this hash will look at first: header, tags and offsets.
+    #[inline(always)]
+    pub fn prefetch(&self, hash: u64) {
+        let group = HEAD_BYTES + self.home(hash) * GROUP_BYTES;
+        prefetch(self.page);
+        prefetch(self.page.wrapping_add(group));
+        prefetch(self.page.wrapping_add(group + GROUP_BYTES - 1));
+    }
+
     /// The slot that an insert of a key with this hash uses: the first that is not live on its path. `None` if too
     /// few slots would stay empty.
     pub fn vacant_slot(&self, hash: u64) -> Option<usize> {
@@ -394,6 +423,39 @@ impl<'a> Bucket<'a> {
         Ok(at)
     }
 
+    /// As [`Bucket::write_record`], for a short record (a key shorter than [`SHORT_KEY`], a value shorter than [`SHORT_VALUE`]), which
+    /// is put together in place; `None` if there is no room.
+    #[inline(always)]
+    pub fn write_short_record(&self, key: &[u8], value: &[u8]) -> Option<usize> {
+        debug_assert!(key.len() < SHORT_KEY && value.len() < SHORT_VALUE);
+        let at = self.free_offset();
+        let len = 2 + key.len() + value.len();
+        if at > self.size || len > self.size - at {
+            return None;
+        }
+        self.head().free.store((at + len) as u32, Relaxed);
+        // SAFETY: as in `write_record`: both parts lie within the page.
+        unsafe {
+            let to = self.page.add(at);
+            to.write((key.len() << 2) as u8);
+            to.add(1).write(value.len() as u8);
+            copy_short(key.as_ptr(), to.add(2), key.len());
+            copy_short(value.as_ptr(), to.add(2 + key.len()), value.len());
+        }
+        Some(at)
+    }
+
+    /// Publishes the record at `offset` in `slot`; in a slot that was not live, with its tag.
+    #[inline(always)]
+    pub fn publish(&self, slot: usize, offset: usize, tag: Option<u8>) {
+        self.offset(slot).store(offset as u16, Release);
+        crash_point("step.store");
+        if let Some(tag) = tag {
+            self.tag(slot).store(tag, Release);
+            crash_point("step.store");
+        }
+    }
+
     /// The live records, by the header's hints.
     pub fn load(&self) -> Load {
         let records =
@@ -417,19 +479,20 @@ impl<'a> Bucket<'a> {
         // SAFETY: header and groups were copied just now.
         let new = unsafe { Bucket::at(target, self.size) }?;
         let mut at = start;
-        self.for_each_live(
-            |reason| reason,
-            |slot, record| {
-                if at + record.len > self.size {
-                    return Err("the live records of a bucket overlap");
+        for index in 0..self.groups {
+            for i in self.group(index).live() {
+                let slot = index * GROUP + i;
+                let offset = self.offset(slot).load(Acquire) as usize;
+                let len = self.record_len_at(offset)?;
+                if len > self.size - at {
+                    return Err(OVERLAP);
                 }
                 // SAFETY: within both pages; published records don't change.
-                unsafe { std::ptr::copy(record.start, target.add(at), record.len) };
+                unsafe { copy_short(self.page.add(offset), target.add(at), len) };
                 new.offset(slot).store(at as u16, Relaxed);
-                at += record.len;
-                Ok(())
-            },
-        )?;
+                at += len;
+            }
+        }
         new.head().free.store(at as u32, Relaxed);
         new.head().dead.store(0, Relaxed);
         Ok(())

@@ -88,6 +88,18 @@ impl PageHead {
         PageNo(self.next.load(Relaxed))
     }
 
+    /// Notes that a record of `len` bytes is dead. The number is a hint, and in a damaged page any number.
+    #[inline]
+    pub fn count_dead(&self, len: usize) {
+        self.dead.store(self.dead.load(Relaxed).saturating_add(len as u32), Relaxed);
+    }
+
+    /// Notes that a slot is not empty any more. A hint, as above.
+    #[inline]
+    pub fn count_occupied(&self) {
+        self.occupied.store(self.occupied.load(Relaxed).saturating_add(1), Relaxed);
+    }
+
     /// Fills in a new page's header.
     pub fn init(&self, kind: Kind, number: PageNo, epoch: Epoch, depth: u8, prefix: u64) {
         self.checksum.store(0, Relaxed);

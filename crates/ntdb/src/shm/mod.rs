@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 use self::layout::{Control, ProcessEntry};
 use self::segment::SegmentTable;
 use self::stripe::Stripe;
+use crate::copy::copy_short;
 use crate::limits::{KEY_STRIPES, MAX_PROCESSES, RING_BYTES};
 use crate::storage::file::File;
 use crate::storage::mapping::Mapping;
@@ -89,6 +90,9 @@ impl Shm {
         // tail.
         unsafe {
             let ring = self.mapping.base().add(layout::RING);
+            if first == bytes.len() {
+                return copy_short(bytes.as_ptr(), ring.add(at), first);
+            }
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), ring.add(at), first);
             std::ptr::copy_nonoverlapping(bytes.as_ptr().add(first), ring, bytes.len() - first);
         }

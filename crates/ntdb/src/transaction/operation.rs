@@ -12,7 +12,9 @@ use crate::index::structure::{self, Progress};
 use crate::index::{lookup, walk};
 use crate::limits;
 use crate::log::record::Op;
-use crate::page::bucket::{Bucket, Builder, Found, Load, groups_for};
+use crate::page::bucket::{
+    Bucket, Builder, Found, Load, SHORT_KEY, SHORT_VALUE, Short, groups_for,
+};
 use crate::page::head::HEAD_BYTES;
 use crate::page::record::{self, EXTENT_BYTES, Extent, Form, Record};
 use crate::page::tags::{EMPTY, tag_of};
@@ -194,7 +196,7 @@ fn publish(
     let head = bucket.head();
     match present {
         Some((_, _, found)) => {
-            count_dead(&bucket, &found.record);
+            head.count_dead(found.record.len);
             step.store(core.place(page, bucket.offset_place(found.slot)), 2, 1, offset as u64);
         }
         None => {
@@ -202,7 +204,7 @@ fn publish(
                 .vacant_slot(hash)
                 .ok_or_else(|| core.corrupt(page, "a free slot has vanished"))?;
             if bucket.is_empty_slot(slot) {
-                head.occupied.store(head.occupied.load(Relaxed).saturating_add(1), Relaxed);
+                head.count_occupied();
             }
             step.store(core.place(page, bucket.offset_place(slot)), 2, 1, offset as u64);
             step.store(core.place(page, bucket.tag_place(slot)), 1, 1, tag_of(hash) as u64);
@@ -210,12 +212,6 @@ fn publish(
         }
     }
     step.data(log, count)
-}
-
-/// Notes that `record` is dead. The number is a hint, and in a damaged page any number.
-fn count_dead(bucket: &Bucket, record: &Record) {
-    let dead = &bucket.head().dead;
-    dead.store(dead.load(Relaxed).saturating_add(record.len as u32), Relaxed);
 }
 
 /// Gives up the extent of a record that is replaced.
@@ -243,6 +239,48 @@ fn encode_long(
     }
 }
 
+/// The usual put: a short record into a bucket of this epoch that has room for it. `None` if anything is otherwise; then nothing
+/// has happened.
+#[inline(always)]
+fn put_quickly(
+    writer: &mut Writer,
+    hash: u64,
+    key: &[u8],
+    value: &[u8],
+    condition: Condition,
+    log: &mut LogRecord,
+) -> Option<Option<Lsn>> {
+    if key.len() >= SHORT_KEY || value.len() >= SHORT_VALUE {
+        return None;
+    }
+    let core = writer.core;
+    let (page, bucket) = lookup::quick_bucket(core, hash)?;
+    let head = bucket.head();
+    if head.epoch() != core.epoch() || !head.next().is_none() {
+        return None;
+    }
+    let mut count = core.control().writer.count.load(Relaxed);
+    let found = bucket.find_short(hash, key);
+    let (slot, tag) = match found {
+        Short::Unusual => return None,
+        Short::Found { .. } if !condition.holds(true) => return Some(None),
+        Short::Absent if !condition.holds(false) => return Some(None),
+        Short::Found { slot, .. } => (slot, None),
+        Short::Absent => {
+            count = count.saturating_add(1);
+            (bucket.vacant_slot(hash)?, Some(tag_of(hash)))
+        }
+    };
+    let offset = bucket.write_short_record(key, value)?;
+    crash_point("slot.record.written");
+    match found {
+        Short::Found { len, .. } => head.count_dead(2 + key.len() + len),
+        _ if bucket.is_empty_slot(slot) => head.count_occupied(),
+        _ => {}
+    }
+    Some(Some(Step::begin(writer).publish_in((page, bucket), (slot, offset, tag), log, count)))
+}
+
 /// Stores `value` under `key` if the condition holds; `None` if it does not. `log` is the encoded operation.
 pub fn put(
     writer: &mut Writer,
@@ -254,6 +292,10 @@ pub fn put(
     scratch: &mut Vec<u8>,
 ) -> Result<Option<Lsn>> {
     let core = writer.core;
+    if let Some(done) = put_quickly(writer, hash, key, value, condition, log) {
+        return Ok(done);
+    }
+    lookup::know_array(core, lookup::current_root(core));
     let (layout, len) = layout(core.page_size, key.len(), value.len() as u64);
     let mut steps = Steps::default();
     loop {
@@ -343,7 +385,7 @@ pub fn delete(
         give_extent(&mut step, &found.record)?;
         let after = bucket.tag_after_delete(found.slot);
         let head = bucket.head();
-        count_dead(&bucket, &found.record);
+        head.count_dead(found.record.len);
         if after == EMPTY {
             head.occupied.store(head.occupied.load(Relaxed).saturating_sub(1), Relaxed);
         }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*, 
 
 use crate::core::Core;
 use crate::error::Result;
+use crate::page::bucket::Bucket;
 use crate::shm::note::{MAX_STORES, NO_LSN, state};
 use crate::space::{allocate, bits, retire};
 use crate::storage::failpoint::crash_point;
@@ -111,6 +112,14 @@ impl<'w, 'a> Step<'w, 'a> {
     /// record. The caller has made sure that the ring has room for it.
     #[inline]
     pub fn data(self, record: &mut LogRecord, count: u64) -> Result<Lsn> {
+        let end = self.append(record, count);
+        self.finish()?;
+        Ok(Lsn(end))
+    }
+
+    /// Arms the note and puts the record into the log; returns its end. What is left is to carry the note out.
+    #[inline(always)]
+    fn append(&self, record: &mut LogRecord, count: u64) -> u64 {
         let core = self.writer.core;
         let words = &core.control().writer;
         let lsn = words.tail.load(Relaxed);
@@ -124,8 +133,31 @@ impl<'w, 'a> Step<'w, 'a> {
         crash_point("data.copied");
         words.tail.store(end, Release);
         crash_point("data.appended");
-        self.finish()?;
-        Ok(Lsn(end))
+        end
+    }
+
+    /// As [`Step::store`] and [`Step::data`], for the record at `offset` of `bucket`, which is at `page`: publishes it in `slot`, in
+    /// one that was not live with its `tag`. The note says the same as theirs; but who writes it need not read it.
+    #[inline(always)]
+    pub fn publish_in(
+        mut self,
+        (page, bucket): (PageNo, Bucket),
+        (slot, offset, tag): (usize, usize, Option<u8>),
+        record: &mut LogRecord,
+        count: u64,
+    ) -> Lsn {
+        debug_assert!(self.stores == 0 && self.given == 0 && !self.has_taken);
+        let core = self.writer.core;
+        self.store(core.place(page, bucket.offset_place(slot)), 2, 1, offset as u64);
+        if let Some(tag) = tag {
+            self.store(core.place(page, bucket.tag_place(slot)), 1, 1, tag as u64);
+        }
+        let (control, end) = (core.control(), self.append(record, count));
+        bucket.publish(slot, offset, tag);
+        control.writer.count.store(count, Relaxed);
+        control.writer.applied.store(end, Release);
+        self.disarm();
+        Lsn(end)
     }
 
     #[inline]
@@ -152,10 +184,15 @@ impl<'w, 'a> Step<'w, 'a> {
             compiler_fence(SeqCst);
             self.has_taken = false;
         }
-        crash_point("step.applied");
-        control.note.set_state(state::IDLE);
-        crash_point("step.disarmed");
+        self.disarm();
         Ok(())
+    }
+
+    #[inline(always)]
+    fn disarm(&self) {
+        crash_point("step.applied");
+        self.writer.core.control().note.set_state(state::IDLE);
+        crash_point("step.disarmed");
     }
 }
 

@@ -26,6 +26,14 @@ fn samples() -> Vec<Op<'static>> {
 
 /// The format, byte for byte: a change of this test is a change of the format.
 #[test]
+fn the_crc_of_every_short_body_is_the_crates() {
+    let bytes: [u8; 80] = std::array::from_fn(|i| (i * 73 + 5) as u8);
+    for len in 0..=80 {
+        assert_eq!(body_crc(&bytes[..len]), crc32c::crc32c(&bytes[..len]), "{len}");
+    }
+}
+
+#[test]
 fn bytes_of_a_record_are_what_the_format_says() {
     let record = sealed(&Op::Put { key: b"ab", value: b"xyz" }, SALT, LSN);
     assert_eq!(record[..4], 15u32.to_le_bytes());
