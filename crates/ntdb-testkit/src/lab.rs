@@ -458,3 +458,31 @@ pub fn reported(report: &str, name: &str) -> u64 {
     }
     panic!("{name} is not in {report:?}")
 }
+
+/// Measures how long this thread waits for something other than a processor: a machine that is busy with other work is
+/// nobody's fault.
+#[derive(Debug)]
+pub struct Wait {
+    begin: Instant,
+    starved_before: Duration,
+}
+
+impl Wait {
+    /// Begins now.
+    pub fn begin() -> Wait {
+        Wait { starved_before: starved(), begin: Instant::now() }
+    }
+
+    /// The time since, without what this thread spent ready to run on processors that were not to be had.
+    pub fn elapsed(&self) -> Duration {
+        let whole = self.begin.elapsed();
+        whole.saturating_sub(starved().saturating_sub(self.starved_before))
+    }
+}
+
+/// How long this thread has been ready to run but not running, since it began (zero where the kernel does not tell).
+fn starved() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let ns = text.split_ascii_whitespace().nth(1).and_then(|field| field.parse().ok());
+    Duration::from_nanos(ns.unwrap_or(0))
+}

@@ -1,10 +1,12 @@
 //! No system call per get, and fewer than 0.02 per uncontended put, counted by `strace`: the same
-//! worker with `N` and with `2 N` operations; the difference is what the operations cost.
+//! worker with `N` and with `2 N` operations; the difference is what the operations cost. And how
+//! many durable puts share a sync.
 
 use std::path::Path;
 
 use ntdb::Db;
-use ntdb_testkit::lab::Lab;
+use ntdb_testkit::board::Board;
+use ntdb_testkit::lab::{Lab, PATIENCE, TempDir};
 
 /// Total calls in the table that `strace -c` wrote.
 fn total(path: &Path) -> u64 {
@@ -50,4 +52,46 @@ fn fewer_than_0_02_per_put() {
         let per_put = per_operation("puts", 100_000, keys);
         assert!(per_put < 0.02, "{what}: {per_put} system calls per put");
     }
+}
+
+/// Puts and syncs of `writers` processes that wait for the disk at every put.
+fn durable(writers: u64, puts_each: u64) -> (u64, u64) {
+    // A sync costs nothing on a memory file system, so this is about a disk.
+    let lab =
+        Lab::inside(env!("CARGO_BIN_EXE_ntdb-worker"), TempDir::inside(&std::env::temp_dir()));
+    let db = Db::create(lab.database()).expect("create");
+    let _board = Board::create(&lab.board(), 1, 1).expect("board");
+    let table = |w: u64| lab.dir().join(format!("table-{w}"));
+    let processes: Vec<_> = (0..writers)
+        .map(|w| {
+            let table = table(w);
+            // Nothing but the syncs is held up by being counted.
+            let options = ["-f", "--seccomp-bpf", "-e", "trace=fdatasync", "-c", "-o"];
+            let mut options = options.to_vec();
+            options.push(table.to_str().expect("a path in UTF-8"));
+            lab.worker("durable")
+                .path("board", &lab.board())
+                .arg("writer", w)
+                .arg("n", puts_each)
+                .under("strace", &options)
+                .spawn()
+        })
+        .collect();
+    for process in processes {
+        process.succeed(PATIENCE);
+    }
+    db.close().expect("close");
+    let calls =
+        |w| if table(w).metadata().is_ok_and(|m| m.len() > 0) { total(&table(w)) } else { 0 };
+    (writers * puts_each, (0..writers).map(calls).sum())
+}
+
+#[test]
+fn sixteen_durable_writers_share_their_syncs() {
+    let (puts, syncs) = durable(1, 300);
+    println!("one writer: {puts} durable puts, {syncs} syncs");
+    assert!(syncs >= puts, "somebody was told too early that the disk has it");
+    let (puts, syncs) = durable(16, 300);
+    println!("sixteen writers: {puts} durable puts, {syncs} syncs");
+    assert!(puts >= 8 * syncs, "only {:.1} puts a sync", puts as f64 / syncs as f64);
 }

@@ -16,10 +16,6 @@
 //! **Room.** `room` says how far the current file is allocated, so that a durable operation can make sure, before it changes
 //! anything, that its record will not meet a full disk.
 //!
-//! **Sync.** `synced` is a prefix of the log. Whoever needs it to reach an LSN flushes first and then syncs, one for
-//! all who wait meanwhile; the others sleep on a ticket. If the one who syncs dies or stops, somebody else does.
-//! A sync that fails poisons the database: no sync is ever tried again over the same pages.
-//!
 //! **No log at first.** Until the first flush there is no log file at all; see `checkpoint::start_log`.
 
 use std::io;
@@ -38,7 +34,6 @@ use crate::shm::lock::Acquired;
 use crate::storage::failpoint::{Kind, crash_point};
 use crate::storage::file::{self, File};
 use crate::storage::fork_local::ForkLocal;
-use crate::storage::futex;
 use crate::transaction::step::{IN_SHM, Step};
 use crate::transaction::writer::Writer;
 use crate::types::{Lsn, SlotId};
@@ -52,8 +47,6 @@ const WRITE_BYTES_MAX: u64 = 256 << 10;
 const _: () = assert!(WRITE_BYTES_MAX >= MAX_RECORD_BYTES);
 /// After this long without progress the flush lock is taken from a living owner.
 const ROB_AFTER: Duration = Duration::from_millis(200);
-/// After this long without a sync those who wait do it themselves.
-const SYNC_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The log files of one database, as this process has them open.
 #[derive(Debug)]
@@ -78,7 +71,7 @@ impl Logs {
     }
 
     /// The log file that is written now, and its incarnation.
-    fn current(&self, core: &Core) -> Result<(u32, Arc<LogFile>)> {
+    pub(super) fn current(&self, core: &Core) -> Result<(u32, Arc<LogFile>)> {
         let words = &core.control().log;
         let mut problem = None;
         // Index, salt and incarnation change one after the other; what does not fit is looked at again.
@@ -416,70 +409,6 @@ impl Logs {
         if words.incarnation.load(Acquire) == incarnation {
             words.room.fetch_max(room, AcqRel);
         }
-        Ok(())
-    }
-
-    /// Makes everything before `target` durable.
-    pub fn sync_to(&self, core: &Core, target: Lsn, deadline: Option<Instant>) -> Result<()> {
-        let words = &core.control().log;
-        let me = core.slot();
-        let lock = &core.control().sync_lock;
-        loop {
-            if words.synced.load(Acquire) >= target.0 {
-                return Ok(());
-            }
-            check_poison(core)?;
-            self.flush_to(core, target, deadline)?;
-            let ticket = words.sync_ticket.load(Acquire);
-            if words.synced.load(Acquire) >= target.0 {
-                return Ok(());
-            }
-            if lock.try_acquire(me) {
-                let turn = lock.turn();
-                let result = self.sync_once(core);
-                lock.release_if_mine(turn);
-                self.announce(core);
-                result?;
-                continue;
-            }
-            let turn = lock.turn();
-            let woken = futex::wait(&words.sync_ticket, ticket, Some(SYNC_PATIENCE));
-            if woken == futex::Wake::TimedOut {
-                match turn.owner() {
-                    Some(owner) if !core.is_alive(owner) => {
-                        core.suspect(owner);
-                        if lock.take_over(me, owner) {
-                            let turn = lock.turn();
-                            lock.release_if_mine(turn);
-                        }
-                    }
-                    // Alive, but stopped or slow: doing it as well is harmless.
-                    _ => {
-                        self.sync_once(core)?;
-                        self.announce(core);
-                    }
-                }
-            }
-        }
-    }
-
-    fn announce(&self, core: &Core) {
-        let ticket = &core.control().log.sync_ticket;
-        ticket.fetch_add(1, AcqRel);
-        futex::wake(ticket, i32::MAX as u32);
-    }
-
-    /// One sync of the current log; everything written before counts as synced afterwards.
-    fn sync_once(&self, core: &Core) -> Result<()> {
-        let words = &core.control().log;
-        // In this order: what is written before lies in this file, or in one that was synced before this one began.
-        let written = words.written.load(Acquire);
-        let (_, log) = self.current(core)?;
-        crash_point("sync.begin");
-        log.sync().map_err(|e| poison(core, &e))?;
-        crash_point("sync.done");
-        words.synced.fetch_max(written, AcqRel);
-        crash_point("sync.published");
         Ok(())
     }
 }

@@ -3,7 +3,8 @@
 //! - [`record`]: one change as bytes, sealed to its place, so that only the record that belongs
 //!   there is ever taken for one.
 //! - [`file`](mod@file): the two files that the records end in, `NAME-log0` and `NAME-log1`.
-//! - [`flush`]: from the ring to the files and to the disk, shared by all who wait.
+//! - [`flush`]: from the ring to the files.
+//! - [`sync`]: to the disk, once for all who wait.
 //! - [`scan`]: reading them back in order, to the end of what is valid.
 //!
 //! A log sequence number ([`crate::types::Lsn`]) is the position of a record's first byte, counted
@@ -15,3 +16,4 @@ pub mod file;
 pub mod flush;
 pub mod record;
 pub mod scan;
+pub mod sync;

@@ -139,7 +139,7 @@ pub struct LogWords {
     pub written: AtomicU64,
     /// Everything before this LSN is on disk.
     pub synced: AtomicU64,
-    /// Counts up when `synced` advances; those who wait for a sync sleep on it.
+    /// Counts syncs that have ended; those who wait for one sleep on it.
     pub sync_ticket: AtomicU32,
     /// 0: no log file yet; 1: there is one.
     pub exists: AtomicU32,
@@ -167,6 +167,18 @@ pub struct LogWords {
     pub switch_incarnation: AtomicU32,
     /// LSN of the first chunk of the large operation under way, plus one; 0: none.
     pub claim_first: AtomicU64,
+    /// Where the sync under way reaches to, or `u64::MAX` while that is being decided: see `log::sync`.
+    pub covering: AtomicU64,
+    /// Counts those who wait for a sync, or lead one.
+    pub arrivals: AtomicU32,
+    /// `arrivals` when the last sync ended.
+    pub arrivals_before: AtomicU32,
+    /// How many the last sync served.
+    pub expected: AtomicU32,
+    /// How many leaders are not to wait for company.
+    pub lonely: AtomicU32,
+    /// What the last sync took, in nanoseconds.
+    pub sync_ns: AtomicU32,
 }
 
 /// Phases of a checkpoint.

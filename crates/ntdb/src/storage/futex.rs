@@ -24,6 +24,14 @@ pub enum Wake {
 ///
 /// Signals don't end the sleep, and don't lengthen it.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> Wake {
+    wait_as(word, expected, timeout, ANY_CLASS)
+}
+
+/// Classes of sleepers are the bits of a number.
+const ANY_CLASS: u32 = libc::FUTEX_BITSET_MATCH_ANY as u32;
+
+/// As [`wait`], as a sleeper of these classes (not 0): see [`wake_as`].
+pub fn wait_as(word: &AtomicU32, expected: u32, timeout: Option<Duration>, classes: u32) -> Wake {
     // As an absolute time, so that a call repeated after a signal ends when the first one would.
     let deadline = timeout.and_then(monotonic_after);
     let deadline: *const libc::timespec = deadline.as_ref().map_or(ptr::null(), |at| at);
@@ -37,7 +45,7 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> Wake 
                 expected,
                 deadline,
                 ptr::null::<u32>(),
-                libc::FUTEX_BITSET_MATCH_ANY,
+                classes,
             )
         };
         if result == 0 {
@@ -55,9 +63,24 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> Wake 
 
 /// Wakes at most `count` sleepers on `word`; says how many there were.
 pub fn wake(word: &AtomicU32, count: u32) -> usize {
+    wake_as(word, count, ANY_CLASS)
+}
+
+/// As [`wake`], only sleepers of one of these classes (not 0).
+pub fn wake_as(word: &AtomicU32, count: u32, classes: u32) -> usize {
     let count = count.min(i32::MAX as u32) as i32;
     // SAFETY: the kernel uses the address as a name; it stores nothing.
-    let woken = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, count) };
+    let woken = unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAKE_BITSET,
+            count,
+            ptr::null::<libc::timespec>(),
+            ptr::null::<u32>(),
+            classes,
+        )
+    };
     usize::try_from(woken).unwrap_or(0)
 }
 
