@@ -109,6 +109,47 @@ fn at_random_moments_readers_go_on_and_writers_recover() {
     crowd.demand_everything(&db, "at the end");
 }
 
+/// A check may take minutes; here one takes until told, before there is a log.
+#[test]
+fn a_check_delays_no_writer_that_needs_the_first_log() {
+    for (read_only, writer_comes_later) in [(true, false), (false, false), (false, true)] {
+        let what = format!("read_only {read_only}, later {writer_comes_later}");
+        let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
+        let first = Db::create(lab.database()).expect("create");
+        let mut open = Some(first);
+        if writer_comes_later {
+            open.take().expect("open").close().expect("close");
+        }
+        let mut checker = lab
+            .worker("check")
+            .arg("read_only", read_only)
+            .env("NTDB_STOP", "check.frozen")
+            .spawn();
+        while !checker.is_stopped() {
+            assert!(checker.runs(), "{what}: the check has ended");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let start = Instant::now();
+        let db = open.unwrap_or_else(|| Db::open(lab.database()).expect("open"));
+        let db = db.with_lock_timeout(Some(Duration::from_secs(2)));
+        let mut longest = start.elapsed();
+        // More than the ring holds, and something durable.
+        for n in 0..3_000u32 {
+            let start = Instant::now();
+            db.put(&n.to_le_bytes(), &[7; 1_000]).expect("put");
+            if n % 1_000 == 0 {
+                db.sync().expect("sync");
+            }
+            longest = longest.max(start.elapsed());
+        }
+        assert!(longest < Duration::from_millis(300), "{what}: a writer waited {longest:?}");
+        assert!(checker.is_stopped(), "{what}: the check has gone on");
+        checker.signal(libc::SIGCONT);
+        assert_eq!(checker.succeed(PATIENCE).trim(), "clean", "{what}");
+        lab::demand_clean(&db, &what);
+    }
+}
+
 #[test]
 fn holding_a_key_lock_makes_timed_and_trying_lockers_return() {
     let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));

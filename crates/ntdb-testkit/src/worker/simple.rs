@@ -65,6 +65,16 @@ pub fn once(args: &Args) -> Result<String, String> {
     Ok(format!("opened_us {}", opened.as_micros()))
 }
 
+/// Checks the database.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check(args: &Args) -> Result<String, String> {
+    let db = open(args)?;
+    let report = db.check().map_err(|e| format!("check: {e}"))?;
+    if report.is_clean() { Ok("clean".into()) } else { Err(format!("{report:?}")) }
+}
+
 /// Takes a key lock, says so, and holds it until told.
 ///
 /// # Errors

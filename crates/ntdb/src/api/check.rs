@@ -15,19 +15,19 @@ use std::time::Instant;
 use crate::checkpoint::freeze::{Frozen, freeze};
 use crate::checkpoint::map::MapPages;
 use crate::checkpoint::publish;
-use crate::checkpoint::run::{self, CheckpointGuard};
+use crate::checkpoint::run::CheckpointGuard;
 use crate::core::{Backing, Core};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::index::locate::Root;
 use crate::index::walk::{self, Item};
-use crate::limits::MAX_PROCESSES;
 use crate::page::head::{Kind, prefix_of};
 use crate::shm::segment::SegmentTable;
 use crate::space::{bits, retire};
+use crate::storage::failpoint::crash_point;
 use crate::transaction::step::list_get;
 use crate::transaction::writer::Writer;
-use crate::types::{PageNo, Run, SlotId};
+use crate::types::{PageNo, Run};
 
 /// What [`Db::check`](crate::Db::check) found.
 #[derive(Clone, Debug, Default)]
@@ -75,10 +75,6 @@ pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<Che
     environment.ensure_session()?;
     let core = &environment.core;
     let guard = CheckpointGuard::lock(core, deadline)?;
-    if core.backing == Backing::Shared && has_company(core) {
-        // Creating the log needs the same lock: no writer must wait for it until the check is done. If it fails, one does.
-        let _ = run::start_log_locked(&environment.context(), &guard);
-    }
     let moment = {
         let mut writer = Writer::lock(core, deadline)?;
         let lists = copy_lists(core)?;
@@ -88,6 +84,7 @@ pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<Che
         let frozen = freeze(&mut writer, false)?;
         Moment { frozen, file_pages, used, listed: lists }
     };
+    crash_point("check.frozen");
     let mut checker = Checker {
         core,
         moment: &moment,
@@ -101,17 +98,6 @@ pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<Che
     publish::forget(core)?;
     drop(guard);
     result.map(|()| report)
-}
-
-/// Whether others are attached, or something has been written since the last checkpoint.
-fn has_company(core: &Core) -> bool {
-    let control = core.control();
-    let written = control.writer.tail.load(Relaxed) != control.checkpoint.durable_lsn.load(Relaxed);
-    written
-        || (0..MAX_PROCESSES).any(|index| {
-            let slot = SlotId(index as u16);
-            slot != core.slot() && core.shm.process(index).state.load(Relaxed) != 0
-        })
 }
 
 fn copy_lists(core: &Core) -> Result<Vec<(Run, &'static str)>> {

@@ -146,7 +146,7 @@ pub fn repair(core: &Core) -> Result<()> {
     }
 }
 
-/// Creates the first log file, and a meta page that names it. The caller holds the checkpoint lock.
+/// Creates the first log file, and a meta page that names it. The caller holds the lock for that.
 pub fn start_log(core: &Core, logs: &Logs, base: &[u8], shm_id: u64) -> Result<()> {
     let control = core.control();
     let log = &control.log;

@@ -106,15 +106,15 @@ pub enum Purpose {
 }
 
 /// Runs a checkpoint; the caller holds the lock. Returns the number of pages that the file needs.
-pub fn run(context: &Context, guard: &CheckpointGuard, purpose: Purpose) -> Result<u32> {
+pub fn run(context: &Context, _guard: &CheckpointGuard, purpose: Purpose) -> Result<u32> {
     let core = context.core;
     if core.backing != Backing::Shared {
         return Ok(core.control().readers.file_pages.load(Acquire));
     }
     check_poison(core)?;
     if purpose == Purpose::Periodic {
-        // Creating the log needs the same lock: nobody must wait for it until the checkpoint is done.
-        start_log_locked(context, guard)?;
+        // From now on nobody but the holder of the checkpoint lock writes a meta page (see `start_log`).
+        start_log(context, None)?;
     }
     crash_point("checkpoint.begin");
     let frozen = {
@@ -218,23 +218,30 @@ fn used_end(core: &Core, map: &MapPages) -> Result<u32> {
     Ok(end)
 }
 
-/// Creates the first log file, if there is none yet.
+/// Creates the first log file, if there is none yet, and a meta page that names it.
+///
+/// Under a lock of its own, so that nobody who needs a log waits for a check or for a checkpoint that has not begun to write. No
+/// checkpoint writes a meta page meanwhile: a periodic one begins with this, and the others run where nobody else is attached.
 pub fn start_log(context: &Context, deadline: Option<Instant>) -> Result<()> {
-    if context.core.control().log.exists.load(Acquire) == 1 {
+    let core = context.core;
+    if core.backing != Backing::Shared || core.control().log.exists.load(Acquire) == 1 {
         return Ok(());
     }
-    let guard = CheckpointGuard::lock(context.core, deadline)?;
-    start_log_locked(context, &guard)
-}
-
-/// As [`start_log`], for the holder of the checkpoint lock.
-pub fn start_log_locked(context: &Context, _guard: &CheckpointGuard) -> Result<()> {
-    if context.core.backing != Backing::Shared {
-        return Ok(());
+    let begin = Instant::now();
+    let lock = &core.control().log_start_lock;
+    match lock.acquire(core.slot(), deadline, &|slot| core.is_alive(slot)) {
+        Ok(Acquired::Clean) => {}
+        Ok(Acquired::OwnerDied(slot)) => core.suspect(slot),
+        Err(timed_out) => {
+            return Err(core.locked("the start of the log", timed_out.owner, begin.elapsed()));
+        }
     }
     // If somebody died while announcing a log, it is announced after this.
-    drop(Writer::lock(context.core, None)?);
-    publish::start_log(context.core, context.logs, context.base, context.shm_id)
+    let result = Writer::lock(core, deadline)
+        .map(drop)
+        .and_then(|()| publish::start_log(core, context.logs, context.base, context.shm_id));
+    lock.release(core.slot());
+    result
 }
 
 /// Flushes the ring up to `target`, creating the log first if need be.

@@ -56,6 +56,7 @@ pub fn is_easy(core: &Core, dead: SlotId) -> bool {
         &control.sync_lock,
         &control.checkpoint_lock,
         &control.claim_lock,
+        &control.log_start_lock,
     ];
     core.shm.process(dead.0 as usize).flushing.load(Acquire) == 0
         && locks.iter().all(|lock| lock.turn().owner() != Some(dead))
@@ -75,7 +76,8 @@ pub fn repair_slot(core: &Core, dead: SlotId) -> Result<()> {
         drop(writer);
     }
     crash_point("repair.slot.writer");
-    for lock in [&control.flush_lock, &control.sync_lock] {
+    // What the writer lock's repair has not completed of a log that was being started, the next one starts anew.
+    for lock in [&control.flush_lock, &control.sync_lock, &control.log_start_lock] {
         if lock.take_over(me, dead) {
             let turn = lock.turn();
             lock.release_if_mine(turn);

@@ -303,6 +303,8 @@ pub struct Control {
     pub checkpoint_made: SegmentTable,
     /// Page runs made by the large operation under way: `Run` each.
     pub claim_made: SegmentTable,
+    /// Held while the first log file is made and announced.
+    pub log_start_lock: RobustLock,
 }
 
 /// One attached process.
