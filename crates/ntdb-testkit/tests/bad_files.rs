@@ -130,6 +130,97 @@ fn every_cut_after_a_crash_is_refused_or_harmless() {
     }
 }
 
+/// Databases that were closed, in folders of their own: just created, filled, filled further, opened without a change.
+fn at_rest(lab: &Lab) -> Vec<PathBuf> {
+    let new = lab.dir().join("new.ntdb");
+    Db::create(&new).expect("create").close().expect("close");
+    let filled = original(lab, false).join("test.ntdb");
+    let further = lab.dir().join("further.ntdb");
+    std::fs::copy(&filled, &further).expect("copy");
+    let db = Db::open(&further).expect("open");
+    for (key, value) in contents() {
+        db.put(&key, &value).expect("put");
+        db.checkpoint().expect("checkpoint");
+    }
+    db.close().expect("close");
+    let unchanged = lab.dir().join("unchanged.ntdb");
+    std::fs::copy(&filled, &unchanged).expect("copy");
+    Db::open(&unchanged).expect("open").close().expect("close");
+    // Left by a crash, recovered, and closed without another change.
+    let recovered = lab.dir().join("recovered.ntdb");
+    let crashed = lab.dir().join("crash");
+    std::fs::create_dir(&crashed).expect("folder");
+    let db = Db::open(&filled).expect("open");
+    for (key, value) in contents() {
+        db.put(&key, &value).expect("put");
+    }
+    db.sync().expect("sync");
+    for entry in std::fs::read_dir(filled.parent().expect("a folder")).expect("list").flatten() {
+        std::fs::copy(entry.path(), crashed.join(entry.file_name())).expect("copy");
+    }
+    db.close().expect("close");
+    Db::open(crashed.join("test.ntdb")).expect("recover").close().expect("close");
+    std::fs::copy(crashed.join("test.ntdb"), &recovered).expect("copy");
+    vec![new, filled, further, unchanged, recovered]
+}
+
+#[test]
+fn damage_to_what_is_there_twice_loses_nothing_at_rest_is_reported_and_mended() {
+    let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
+    let step = lab::number("NTDB_TEST_FLIP_STEP", 3) as usize * 7;
+    let damaged = lab.dir().join("damaged.ntdb");
+    let demand_contents = |db: &Db, what: &str| {
+        assert!(db.is_empty().expect("len") || db.len().expect("len") == 40, "{what}");
+        for (key, value) in contents() {
+            let held = db.get(&key).expect("get");
+            assert!(db.is_empty().expect("len") || held == Some(value), "{what}");
+        }
+    };
+    let mut rounds = 0;
+    for path in at_rest(&lab) {
+        let whole = std::fs::read(&path).expect("read");
+        // The header, the two meta pages and the header's copy.
+        for at in (0..128).chain((4_096..12_288).step_by(step)).chain(12_288..12_288 + 128) {
+            let page = at / 4_096;
+            let what = format!("{}, byte {at}", path.display());
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << (at % 8);
+            for read_only in [true, false] {
+                std::fs::write(&damaged, &bytes).expect("write");
+                let db = Options::new().read_only(read_only).open(&damaged);
+                let db = db.unwrap_or_else(|e| panic!("{what}: {e}"));
+                demand_contents(&db, &what);
+                let report = db.check().expect("check");
+                let [problem] = &report.problems[..] else { panic!("{what}: {report:?}") };
+                assert!(problem.starts_with(&format!("page {page}: ")), "{what}: {problem}");
+                db.close().expect("close");
+                if read_only {
+                    assert!(std::fs::read(&damaged).expect("read") == bytes, "{what}: changed");
+                } else if page == 1 || page == 2 {
+                    // The last close has written it anew.
+                    let db = Db::open(&damaged).expect("open again");
+                    lab::demand_clean(&db, &what);
+                    demand_contents(&db, &what);
+                }
+            }
+            rounds += 1;
+        }
+        // Both: nothing can be relied on, and the error says what is wrong and what can be done.
+        let mut bytes = whole.clone();
+        bytes[4_096 + 40] ^= 1;
+        bytes[8_192 + 40] ^= 1;
+        std::fs::write(&damaged, &bytes).expect("write");
+        match Db::open(&damaged) {
+            Err(e @ Error::Corrupt { .. }) => {
+                assert!(e.to_string().contains("neither meta page is valid"), "{e}");
+                assert!(e.to_string().contains("copy what can still be read"), "{e}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(rounds > 1_000, "only {rounds} damages");
+}
+
 /// What opening `path` reports, and that the file stays as it was.
 fn refusal(path: &Path) -> Error {
     let before = std::fs::read(path).ok();

@@ -592,6 +592,9 @@ fn a_database_at_rest_is_read_by_the_document() {
         assert!(page_size > 4096 || reader.array_depth > 0, "more than one directory");
         let meta = reader.meta();
         assert_eq!((meta.salt, meta.shm_id, num(meta.page, 100, 2)), (0, 0, 0), "at rest");
+        let metas = reader.metas();
+        assert_eq!(metas.len(), 2);
+        assert!(metas[0].page == metas[1].page, "at rest both meta pages are the same");
         assert!(reader.file[2048..4096].iter().all(|&byte| byte == 0), "no attach record");
     }
 }

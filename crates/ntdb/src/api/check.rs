@@ -15,13 +15,14 @@ use std::time::Instant;
 use crate::checkpoint::freeze::{Frozen, freeze};
 use crate::checkpoint::map::MapPages;
 use crate::checkpoint::publish;
-use crate::checkpoint::run::CheckpointGuard;
+use crate::checkpoint::run::{CheckpointGuard, LogStartGuard};
 use crate::core::{Backing, Core};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::index::locate::Root;
 use crate::index::walk::{self, Item};
 use crate::page::head::{Kind, prefix_of};
+use crate::page::header::{HEADER_BYTES, HEADER_COPY_PAGE, Header};
 use crate::shm::segment::SegmentTable;
 use crate::space::{bits, retire};
 use crate::storage::failpoint::crash_point;
@@ -87,6 +88,7 @@ pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<Che
     crash_point("check.frozen");
     let mut checker = Checker {
         core,
+        deadline,
         moment: &moment,
         owner: vec![0; (moment.file_pages as usize).div_ceil(64)],
         value_pages: 0,
@@ -124,6 +126,7 @@ fn copy_lists(core: &Core) -> Result<Vec<(Run, &'static str)>> {
 
 struct Checker<'c> {
     core: &'c Core,
+    deadline: Option<Instant>,
     moment: &'c Moment,
     /// Bit per page: something uses it.
     owner: Vec<u64>,
@@ -148,6 +151,9 @@ impl Checker<'_> {
     fn run(&mut self) -> Result<()> {
         let core = self.core;
         self.own(Run { first: PageNo(0), len: 4 }, "the header and the meta pages");
+        if core.backing != Backing::Memory {
+            self.spares()?;
+        }
         if core.backing == Backing::Shared {
             if let Err(error) = self.durable_map() {
                 self.problem(in_words(error));
@@ -185,6 +191,33 @@ impl Checker<'_> {
         } else {
             // What lies behind the damage would be taken for leaked.
             self.problem("leaked pages were not looked for, because of the damage".into());
+        }
+        Ok(())
+    }
+
+    /// What is there twice: the header, and the meta page that is not the durable one. Nothing is lost with one of two.
+    fn spares(&mut self) -> Result<()> {
+        let core = self.core;
+        for page in [0, HEADER_COPY_PAGE] {
+            let mut block = [0u8; HEADER_BYTES];
+            if let Err(error) = core.page(PageNo(page)).map(|at| {
+                // SAFETY: the start of a mapped page; nobody writes the header's bytes.
+                unsafe { std::ptr::copy_nonoverlapping(at, block.as_mut_ptr(), block.len()) }
+            }) {
+                self.problem(in_words(error));
+            } else if let Err(problem) = Header::decode(&block) {
+                self.problem(format!("page {page}: {problem} (its copy is whole)"));
+            }
+        }
+        // No checkpoint writes a meta page meanwhile, and with this nobody starts a log.
+        let guard = LogStartGuard::lock(core, self.deadline)?;
+        let durable = core.control().checkpoint.durable_meta.load(Relaxed) & 1;
+        let spare = publish::read_meta(core, 1 - durable);
+        drop(guard);
+        if let Err(Error::Corrupt { place, reason, .. }) = spare {
+            self.problem(format!(
+                "{place}: {reason} (the other meta page is whole; the last close, or a checkpoint, writes this one anew)"
+            ));
         }
         Ok(())
     }

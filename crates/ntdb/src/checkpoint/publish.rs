@@ -106,6 +106,17 @@ fn complete(core: &Core, bytes: &[u8], meta: &Meta) -> Result<()> {
     Ok(())
 }
 
+/// Makes the other meta page a second copy of the durable one, so that at rest damage to either loses nothing. Nobody else is
+/// attached, and the durable one names no log.
+pub fn write_second(core: &Core) -> Result<()> {
+    let durable = core.control().checkpoint.durable_meta.load(Relaxed) & 1;
+    let meta = read_meta(core, durable)?;
+    if read_meta(core, 1 - durable).is_ok_and(|other| other == meta) {
+        return Ok(());
+    }
+    write_meta(core, 1 - durable, &meta.encode(core.page_size as u32))
+}
+
 /// Forgets a checkpoint that did not reach its publication.
 pub fn forget(core: &Core) -> Result<()> {
     let control = core.control();

@@ -227,21 +227,39 @@ pub fn start_log(context: &Context, deadline: Option<Instant>) -> Result<()> {
     if core.backing != Backing::Shared || core.control().log.exists.load(Acquire) == 1 {
         return Ok(());
     }
-    let begin = Instant::now();
-    let lock = &core.control().log_start_lock;
-    match lock.acquire(core.slot(), deadline, &|slot| core.is_alive(slot)) {
-        Ok(Acquired::Clean) => {}
-        Ok(Acquired::OwnerDied(slot)) => core.suspect(slot),
-        Err(timed_out) => {
-            return Err(core.locked("the start of the log", timed_out.owner, begin.elapsed()));
-        }
-    }
+    let _guard = LogStartGuard::lock(core, deadline)?;
     // If somebody died while announcing a log, it is announced after this.
-    let result = Writer::lock(core, deadline)
-        .map(drop)
-        .and_then(|()| publish::start_log(core, context.logs, context.base, context.shm_id));
-    lock.release(core.slot());
-    result
+    drop(Writer::lock(core, deadline)?);
+    publish::start_log(core, context.logs, context.base, context.shm_id)
+}
+
+/// The lock under which the log is started. Who has it and the checkpoint lock may read both meta pages.
+#[derive(Debug)]
+pub struct LogStartGuard<'a> {
+    core: &'a Core,
+}
+
+impl<'a> LogStartGuard<'a> {
+    /// Waits for the lock.
+    pub fn lock(core: &'a Core, deadline: Option<Instant>) -> Result<LogStartGuard<'a>> {
+        let begin = Instant::now();
+        let lock = &core.control().log_start_lock;
+        match lock.acquire(core.slot(), deadline, &|slot| core.is_alive(slot)) {
+            Ok(Acquired::Clean) => {}
+            // A log that it did not announce is made anew.
+            Ok(Acquired::OwnerDied(slot)) => core.suspect(slot),
+            Err(timed_out) => {
+                return Err(core.locked("the start of the log", timed_out.owner, begin.elapsed()));
+            }
+        }
+        Ok(LogStartGuard { core })
+    }
+}
+
+impl Drop for LogStartGuard<'_> {
+    fn drop(&mut self) {
+        self.core.control().log_start_lock.release(self.core.slot());
+    }
 }
 
 /// Flushes the ring up to `target`, creating the log first if need be.

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
-use crate::checkpoint::publish::sync_data;
+use crate::checkpoint::publish::{self, sync_data};
 use crate::checkpoint::run::{self, CheckpointGuard, Purpose};
 use crate::core::Backing;
 use crate::error::{Error, Result};
@@ -73,6 +73,8 @@ impl Environment {
                 run::run(&self.context(), &guard, Purpose::Rest)?
             };
             crash_point("close.checkpointed");
+            publish::write_second(core)?;
+            crash_point("close.second");
             let readers = ofd
                 .is_locked_by_other(READER, LockKind::Exclusive)
                 .map_err(|e| core.io("look for readers", e))?;
@@ -82,6 +84,9 @@ impl Environment {
                 data.truncate(bytes).map_err(|e| core.io("cut the data file", e))?;
                 crash_point("close.truncated");
             }
+        }
+        if unchanged {
+            publish::write_second(core)?;
         }
         AttachRecord::write(data_file(core), None)
             .map_err(|e| core.io("clear the attach record", e))?;

@@ -139,6 +139,13 @@ impl AttachRecord {
         }))
     }
 
+    /// Whether nothing is there, not even something damaged: the last user has put the database to rest.
+    pub fn is_clear(data: &File) -> std::io::Result<bool> {
+        let mut bytes = [0u8; RECORD_BYTES];
+        data.read_exact_at(&mut bytes, RECORD_AT)?;
+        Ok(bytes.iter().all(|&byte| byte == 0))
+    }
+
     /// Writes the record, or clears it.
     pub fn write(data: &File, record: Option<&AttachRecord>) -> std::io::Result<()> {
         let mut bytes = [0u8; RECORD_BYTES];

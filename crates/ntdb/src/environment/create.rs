@@ -114,12 +114,14 @@ pub fn first_meta(reserve_percent: u32) -> Meta {
     }
 }
 
-/// The pages of a new database but its header: (page number, contents), the header's copy last.
+/// The pages of a new database but its header: (page number, contents), the header's copy last. Both meta pages, so that damage
+/// to either loses nothing.
 pub fn first_pages(header: &Header) -> Vec<(u32, Vec<u8>)> {
     let size = header.page_size as usize;
     let meta = first_meta(header.reserve_percent).encode(header.page_size);
     vec![
-        (META_PAGES[0], meta),
+        (META_PAGES[0], meta.clone()),
+        (META_PAGES[1], meta),
         (MAP_PAGE, map_page(size)),
         (BUCKET_PAGE, bucket_page(size)),
         (HEADER_COPY_PAGE, header.encode().to_vec()),
@@ -136,17 +138,18 @@ pub fn is_beginning(file: &[u8], page_size: u32) -> bool {
     }
     for (number, bytes) in [
         (META_PAGES[0], first_meta(0).encode(page_size)),
+        (META_PAGES[1], first_meta(0).encode(page_size)),
         (MAP_PAGE, map_page(size)),
         (BUCKET_PAGE, bucket_page(size)),
     ] {
         expected[number as usize * size..][..size].copy_from_slice(&bytes);
     }
     let is_zero = |sector: &[u8]| sector.iter().all(|&byte| byte == 0);
-    // The sector that the reserve and so the checksum stand in is known by its magic.
-    let meta = META_PAGES[0] as usize * size;
+    // The sectors that the reserve and so the checksum stand in are known by their magic.
+    let metas = META_PAGES.map(|page| page as usize * size);
     file.chunks(SECTOR_BYTES).zip(expected.chunks(SECTOR_BYTES)).enumerate().all(
         |(number, (found, expected))| {
-            let same = if number * SECTOR_BYTES == meta {
+            let same = if metas.contains(&(number * SECTOR_BYTES)) {
                 found.starts_with(&expected[..8])
             } else {
                 expected.starts_with(found)

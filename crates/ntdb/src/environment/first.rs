@@ -42,23 +42,30 @@ impl Opening<'_> {
             self.data.sync_data().map_err(|e| self.io("sync the data file", e))?;
         }
         let known_durable = old_shm.as_ref().and_then(|shm| recover::old_poison(shm, boot_id));
-        let (meta, index) =
-            recover::choose_meta(self.data, self.path, header, known_durable, true)?;
-        let left = self.where_logs_are(left, &meta, dir);
-        let file_pages = self.check_length(header, &meta)?;
-        let old = old_shm.and_then(|shm| OldState::open(shm, &meta, boot_id));
+        let chosen = recover::choose_meta(self.data, self.path, header, known_durable, true)?;
+        let (meta, index) = (&chosen.meta, chosen.index);
+        // What a crash has left of the other one is nothing to report: it is written anew. Without a crash, it is damage.
+        let is_torn = chosen.other.is_some()
+            && (old_shm.is_some()
+                || has_logs
+                || !AttachRecord::is_clear(self.data)
+                    .map_err(|e| self.io("read the attach record", e))?);
+        let left = self.where_logs_are(left, meta, dir);
+        let file_pages = self.check_length(header, meta)?;
+        let old = old_shm.and_then(|shm| OldState::open(shm, meta, boot_id));
         crash_point("recover.begin");
 
-        let (shm, shm_id, mut shm_name) = self.new_shm(&own.shm, header, &meta, boot_id)?;
+        let (shm, shm_id, mut shm_name) = self.new_shm(&own.shm, header, meta, boot_id)?;
         let core = self.core(header, Backing::Shared, shm, file_pages)?;
-        recover::initialise(&core, &meta, index, file_pages)?;
+        recover::initialise(&core, meta, index, file_pages)?;
         self.hold_for_readers(&core)?;
         self.take_slot(&core)?;
         crash_point("recover.initialised");
-        let applied = replay::replay(&core, &left, header, &meta, old.as_ref())?;
+        let applied = replay::replay(&core, &left, header, meta, old.as_ref())
+            .map_err(|error| chosen.explain(error))?;
         crash_point("recover.replayed");
         let new_logs = Logs::new(own.logs.clone(), header.uuid);
-        if applied || meta.log_salt != 0 {
+        if applied || meta.log_salt != 0 || is_torn {
             let context = Context { core: &core, logs: &new_logs, base: own.base_bytes(), shm_id };
             let guard = CheckpointGuard::lock(&core, None)?;
             run::run(&context, &guard, Purpose::Recovery)?;

@@ -42,29 +42,33 @@ impl Opening<'_> {
         let boot_id = filesystem::boot_id().map_err(|e| self.io("identify this boot", e))?;
         let old_shm = self.old_shm(&own, header)?;
         let known_durable = old_shm.as_ref().and_then(|shm| recover::old_poison(shm, boot_id));
-        let (meta, index) =
-            recover::choose_meta(self.data, self.path, header, known_durable, false)?;
-        let left = self.where_logs_are(own.clone(), &meta, dir);
-        let file_pages = self.check_length(header, &meta)?;
-        let old = old_shm.and_then(|shm| OldState::open(shm, &meta, boot_id));
+        let chosen = recover::choose_meta(self.data, self.path, header, known_durable, false)?;
+        let (meta, index) = (&chosen.meta, chosen.index);
+        let left = self.where_logs_are(own.clone(), meta, dir);
+        let file_pages = self.check_length(header, meta)?;
+        let old = old_shm.and_then(|shm| OldState::open(shm, meta, boot_id));
         let mapping = Mapping::anonymous(SHM_RESERVE_BYTES, SHM_MIN_BYTES)
             .map_err(|e| self.io("reserve memory", e))?;
         let bytes = mapping.reserved();
         let shm = Shm::new(None, mapping, bytes);
         let core = self.core(header, Backing::Private, shm, file_pages)?;
-        recover::initialise(&core, &meta, index, file_pages)?;
-        // Checkpoints of later users overwrite the page in the file; this view of it stays.
-        let bytes = meta.encode(header.page_size);
-        // SAFETY: a page of this handle's own view, which nobody else has seen yet.
-        unsafe {
-            let page = core.page(PageNo(META_PAGES[index as usize]))?;
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), page, bytes.len());
+        recover::initialise(&core, meta, index, file_pages)?;
+        // Checkpoints of later users overwrite the meta pages in the file; this view of them stays.
+        let mut copy = vec![0u8; core.page_size];
+        for number in META_PAGES {
+            let page = core.page(PageNo(number))?;
+            // SAFETY: a page of this handle's own view, which nobody else has seen yet; storing makes it a copy.
+            unsafe {
+                std::ptr::copy_nonoverlapping(page, copy.as_mut_ptr(), copy.len());
+                std::ptr::copy_nonoverlapping(copy.as_ptr(), page, copy.len());
+            }
         }
         // Nothing is durable of what happens here, so no checkpoint holds pages back; but they are copied before they are changed.
         core.control().checkpoint.durable_epoch.store(u64::MAX, Relaxed);
         core.set_session(private_session(&core)?);
         go_fenceless(&core)?;
-        replay::replay(&core, &left, header, &meta, old.as_ref())?;
+        replay::replay(&core, &left, header, meta, old.as_ref())
+            .map_err(|error| chosen.explain(error))?;
         self.ofd.unlock(ATTACH).map_err(|e| self.io("unlock the database", e))?;
         Ok(Attached { core, companions: own, shm_id: 0 })
     }

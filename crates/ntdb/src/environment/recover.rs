@@ -71,38 +71,49 @@ pub fn old_poison(shm: &Shm, boot_id: [u8; 16]) -> Option<u64> {
         .then(|| control.checkpoint.durable_sequence.load(Relaxed))
 }
 
+/// A meta page to begin with.
+#[derive(Debug)]
+pub struct Chosen {
+    /// What it says.
+    pub meta: Meta,
+    /// Which of the two it is.
+    pub index: u32,
+    /// What is wrong with the other one.
+    pub other: Option<String>,
+}
+
 /// Reads both meta pages and chooses. `known_durable` is the sequence to choose after a failed sync.
-/// Returns the meta and the index of its page.
 pub fn choose_meta(
     data: &File,
     path: &Path,
     header: &Header,
     known_durable: Option<u64>,
     may_write: bool,
-) -> Result<(Meta, u32)> {
+) -> Result<Chosen> {
     let size = header.page_size as usize;
     let failed = |e| Error::from_io(path, "read a meta page", e);
     let mut found: Vec<(Meta, u32)> = Vec::new();
-    let mut problems = Vec::new();
+    let mut problems: Vec<String> = Vec::new();
     for index in 0..2u32 {
         let mut page = vec![0; size];
         let offset = META_PAGES[index as usize] as u64 * size as u64;
         if data.len().map_err(failed)? < offset + size as u64 {
-            problems.push("cut off".to_string());
+            problems.push("cut off".into());
             continue;
         }
         data.read_exact_at(&mut page, offset).map_err(failed)?;
         match Meta::decode(&page) {
-            Ok(meta) if !is_plausible(&meta) => problems.push("impossible numbers".to_string()),
+            Ok(meta) if !is_plausible(&meta) => problems.push("impossible numbers".into()),
             Ok(meta) => found.push((meta, index)),
             Err(problem) => problems.push(problem.to_string()),
         }
     }
     found.sort_by_key(|(meta, _)| meta.sequence);
     if let Some(sequence) = known_durable
-        && let Some(at) = found.iter().position(|(meta, _)| meta.sequence == sequence)
+        && found.iter().any(|(meta, _)| meta.sequence == sequence)
     {
-        for (_, index) in found.drain(at + 1..).collect::<Vec<_>>() {
+        while let Some((_, index)) = found.pop_if(|(meta, _)| meta.sequence > sequence) {
+            problems.push("written before a failed sync".into());
             if may_write {
                 let offset = META_PAGES[index as usize] as u64 * size as u64;
                 data.write_all_at(&vec![0; size], offset)
@@ -112,11 +123,32 @@ pub fn choose_meta(
             }
         }
     }
-    found.pop().ok_or_else(|| Error::Corrupt {
-        path: path.to_path_buf(),
-        place: "pages 1 and 2".into(),
-        reason: format!("neither meta page is valid ({})", problems.join("; ")),
-    })
+    match found.pop() {
+        Some((meta, index)) => Ok(Chosen { meta, index, other: problems.pop() }),
+        None => Err(Error::Corrupt {
+            path: path.to_path_buf(),
+            place: "pages 1 and 2".into(),
+            reason: format!("neither meta page is valid ({})", problems.join("; ")),
+        }),
+    }
+}
+
+impl Chosen {
+    /// What to report if this state's log is missing: if the other meta page is damaged, that is the cause.
+    pub fn explain(&self, error: Error) -> Error {
+        match (&self.other, error) {
+            (Some(problem), Error::LogMissing { path, log }) => Error::Corrupt {
+                path,
+                place: format!("page {}", META_PAGES[1 - self.index as usize & 1]),
+                reason: format!(
+                    "{problem}, and the older state that page {} names needs the log {}, which is gone",
+                    META_PAGES[self.index as usize & 1],
+                    log.display()
+                ),
+            },
+            (_, error) => error,
+        }
+    }
 }
 
 /// Whether a meta page's counters leave room to count on. They begin at 0 and count bytes and checkpoints, so no database
