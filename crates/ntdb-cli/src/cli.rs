@@ -56,9 +56,12 @@ pub struct GlobalOptions {
     /// Print no progress, no counts, and no message where status 1 says it all
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// Directory of the shared-memory companion file, the same for every process
+    /// Directory of the shared-memory companion file, if this is the first process to open the database
     #[arg(long, global = true, value_name = "DIR", hide_short_help = true)]
     pub shm_dir: Option<PathBuf>,
+    /// Open although the shared memory that killed users left is lost, without what only it had
+    #[arg(long, global = true, hide_short_help = true)]
+    pub give_up_unsynced: bool,
     /// Addresses to reserve for the mapping (512M, 64G), where `ulimit -v` is tight
     #[arg(long, global = true, value_name = "BYTES", value_parser = parse_bytes)]
     #[arg(hide_short_help = true)]

@@ -100,7 +100,7 @@ fn engine_status(error: &ntdb::Error) -> u8 {
     match error {
         AlreadyExists { .. } => 1,
         InvalidOption { .. } => 2,
-        NotADatabase { .. } | Corrupt { .. } | LogMissing { .. } => 4,
+        NotADatabase { .. } | Corrupt { .. } | LogMissing { .. } | ShmLost { .. } => 4,
         Locked { .. } => 5,
         Full { .. } => 6,
         NotDurable { source, .. } => engine_status(source),
@@ -120,6 +120,7 @@ fn advice(error: &ntdb::Error) -> Option<&'static str> {
         ReadOnly { .. } => Some("leave out --read-only"),
         UnsuitableFileSystem { .. } => Some("the option is --allow-unsuitable-file-system"),
         AddressSpace { .. } => Some("the option is --address-space BYTES"),
+        ShmLost { .. } => Some("the option is --give-up-unsynced"),
         _ => None,
     }
 }

@@ -14,6 +14,7 @@ pub fn options(global: &GlobalOptions) -> Options {
         .durability(if global.durable { Durability::Durable } else { Durability::Relaxed })
         .lock_timeout(global.lock_timeout)
         .shm_dir(global.shm_dir.clone())
+        .give_up_unsynced(global.give_up_unsynced)
         .allow_unsuitable_file_system(global.allow_unsuitable_file_system);
     if let Some(bytes) = global.address_space {
         options.address_space(bytes);

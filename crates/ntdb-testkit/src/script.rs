@@ -35,6 +35,8 @@ pub enum Op {
     Sync,
     /// Write a checkpoint.
     Checkpoint,
+    /// Verify everything.
+    Check,
     /// Read-modify-write under a key lock: store this value.
     LockedPut(Vec<u8>, Vec<u8>),
     /// Close the database and open it again; the last to close leaves it at rest.
@@ -62,6 +64,11 @@ impl Op {
             Op::Clear => db.clear(),
             Op::Sync => db.sync(),
             Op::Checkpoint => db.checkpoint(),
+            Op::Check => {
+                let report = db.check()?;
+                assert!(report.is_clean(), "{report:?}");
+                Ok(())
+            }
             Op::LockedPut(key, value) => {
                 let _guard = db.lock(key)?;
                 db.put(key, value)
@@ -246,6 +253,7 @@ fn small(rng: &mut Rng, ops: &mut Vec<Op>) {
             1..12 => Op::Sync,
             12..20 => Op::Checkpoint,
             20..22 => Op::Reopen,
+            22..24 => Op::Check,
             _ => random_op(rng, keys),
         });
     }
@@ -293,6 +301,7 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
         ops.push(random_op(rng, 50));
     }
     ops.push(Op::Checkpoint);
+    ops.push(Op::Check);
     ops.push(Op::Reopen);
     for _ in 0..20 {
         ops.push(random_op(rng, 50));

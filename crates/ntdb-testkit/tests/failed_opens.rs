@@ -352,4 +352,8 @@ fn for_paths_that_are_too_long() {
         Err(Error::TooLong { what, limit: 1_024, .. }) => assert!(what.contains("path"), "{what}"),
         other => panic!("{other:?}"),
     }
+    // The folder of the shared memory has a path, too.
+    let path = dir.path().join("test.ntdb");
+    let error = refuse(&path, Options::new().create(true).shm_dir(Some(deep.clone())));
+    assert!(matches!(error, Error::TooLong { .. }), "{error:?}");
 }

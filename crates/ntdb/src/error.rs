@@ -180,6 +180,17 @@ pub enum Error {
         /// What was found instead.
         reason: String,
     },
+    /// The last users died without closing the database, and their shared memory, which may have
+    /// changes that are nowhere else, cannot be found or read. Nothing was changed.
+    #[error("{path}: its last users died, and changes that were not synced are only in their shared-memory file {shm}, which cannot be used ({reason}); make it accessible again, or open with Options::give_up_unsynced to go on without those changes", path = path.display(), shm = shm.display())]
+    ShmLost {
+        /// The database.
+        path: PathBuf,
+        /// Where the shared-memory file was.
+        shm: PathBuf,
+        /// Why it cannot be used.
+        reason: String,
+    },
     /// A limit on users of one database is reached.
     #[error("{path}: more than {limit} {what} at once; close some", path = path.display())]
     TooMany {

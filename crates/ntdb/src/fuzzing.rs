@@ -218,6 +218,20 @@ pub fn adopt_shm(bytes: &mut [u8], device: u64, inode: u64) {
     seal_shm_header(bytes);
 }
 
+/// Makes the attach record in the first page of a data file that of the file with this device and inode.
+pub fn adopt_attach_record(page: &mut [u8], device: u64, inode: u64) {
+    if let Some(place) = page.get_mut(AttachRecord::SPAN) {
+        // Where there is none, none is made.
+        if place.iter().all(|&byte| byte == 0) {
+            return;
+        }
+        let place = &mut place[AttachRecord::FILE_SPAN];
+        place[..8].copy_from_slice(&device.to_le_bytes());
+        place[8..16].copy_from_slice(&inode.to_le_bytes());
+    }
+    seal_attach_record(page);
+}
+
 /// Makes the check of a log record right, if it says that all of it is there.
 pub fn seal_log_record(bytes: &mut [u8], salt: u64, lsn: u64) {
     let Some(len) = bytes.first_chunk::<4>().map(|len| u32::from_le_bytes(*len)) else { return };

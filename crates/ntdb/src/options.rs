@@ -42,6 +42,7 @@ pub struct Options {
     pub(crate) mode: u32,
     pub(crate) allow_unsuitable_file_system: bool,
     pub(crate) shm_dir: Option<PathBuf>,
+    pub(crate) give_up_unsynced: bool,
     pub(crate) checkpoint_log_bytes: u64,
     pub(crate) hash_mask: u64,
 }
@@ -73,6 +74,7 @@ impl Options {
             mode: 0o644,
             allow_unsuitable_file_system: false,
             shm_dir: None,
+            give_up_unsynced: false,
             checkpoint_log_bytes: limits::CHECKPOINT_LOG_BYTES_MIN,
             hash_mask: u64::MAX,
         }
@@ -146,9 +148,18 @@ impl Options {
     }
 
     /// Keep the shared-memory companion in this directory (a tmpfs, say) instead of beside the data
-    /// file. Every process must name the same directory.
+    /// file. It counts for the first process to open the database; the others find the companion
+    /// where that one has it, and so does recovery after a crash.
     pub fn shm_dir(&mut self, dir: Option<PathBuf>) -> &mut Self {
         self.shm_dir = dir;
+        self
+    }
+
+    /// Open the database although the shared memory that its last users left cannot be found or read
+    /// ([`Error::ShmLost`]), giving up the changes that are nowhere else: those that were not
+    /// durable yet. Default: no.
+    pub fn give_up_unsynced(&mut self, yes: bool) -> &mut Self {
+        self.give_up_unsynced = yes;
         self
     }
 
@@ -174,8 +185,8 @@ impl Options {
     /// # Errors
     /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::NotADatabase`],
     /// [`Error::NewerVersion`], [`Error::Corrupt`], [`Error::InvalidOption`] for what is asked or
-    /// found; [`Error::LogMissing`], [`Error::ForeignSidecar`], [`Error::ShmMissing`] for its
-    /// companions; [`Error::Locked`], [`Error::TooMany`] for other processes; and
+    /// found; [`Error::TooLong`] for its name; [`Error::LogMissing`], [`Error::ForeignSidecar`],
+    /// [`Error::ShmMissing`], [`Error::ShmLost`] for its companions; [`Error::Locked`], [`Error::TooMany`] for other processes; and
     /// [`Error::UnsuitableFileSystem`], [`Error::Permission`], [`Error::AddressSpace`],
     /// [`Error::Full`], [`Error::Io`] for the system.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Db> {

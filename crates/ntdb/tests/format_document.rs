@@ -738,14 +738,18 @@ fn a_database_in_use_is_read_by_the_document() {
     drop(guard);
 
     // The attach record, and the bytes that say who lives.
-    let record = &reader.file[2048..3112];
+    let record = &reader.file[2048..4096];
     assert_eq!(record[..8], *b"ntdbatt\n");
     assert_eq!(num(record, 8, 8), meta.shm_id);
     assert_eq!(record[16..32], shm[40..56], "the boot");
     assert_eq!(num(record, 32, 4), crc_of(&[&record[..32], &record[36..]]));
     let base = path.as_os_str().as_encoded_bytes();
     assert_eq!(num(record, 36, 4), base.len() as u64);
-    assert_eq!(record[40..40 + base.len()], *base);
+    let metadata = std::fs::metadata(&path).unwrap();
+    assert_eq!((num(record, 40, 8), num(record, 48, 8)), (metadata.dev(), metadata.ino()));
+    assert_eq!(num(record, 56, 4), 0, "beside the data file");
+    assert_eq!(record[64..64 + base.len()], *base);
+    assert!(record[64 + base.len()..].iter().all(|&byte| byte == 0));
     assert_eq!(num(meta.page, 100, 2), base.len() as u64);
     assert_eq!(meta.page[104..104 + base.len()], *base);
     assert!(is_locked(&path, (1 << 62) + 4096), "slot 0 lives");

@@ -45,6 +45,8 @@ fn write(dir: &Path, mut files: [Vec<u8>; 4]) -> std::io::Result<()> {
     std::fs::write(&data, &files[DATA])?;
     let metadata = std::fs::metadata(&data)?;
     fuzzing::adopt_shm(&mut files[SHM], metadata.dev(), metadata.ino());
+    fuzzing::adopt_attach_record(&mut files[DATA], metadata.dev(), metadata.ino());
+    std::fs::write(&data, &files[DATA])?;
     for (name, bytes) in FILES.iter().zip(&files).skip(1) {
         if !bytes.is_empty() {
             std::fs::write(dir.join(name), bytes)?;

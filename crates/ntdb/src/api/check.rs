@@ -206,7 +206,9 @@ impl Checker<'_> {
             }) {
                 self.problem(in_words(error));
             } else if let Err(problem) = Header::decode(&block) {
-                self.problem(format!("page {page}: {problem} (its copy is whole)"));
+                self.problem(format!(
+                    "page {page}: {problem} (its copy is whole; the last close writes it anew)"
+                ));
             }
         }
         // No checkpoint writes a meta page meanwhile, and with this nobody starts a log.

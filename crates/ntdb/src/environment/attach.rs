@@ -26,7 +26,7 @@ use crate::storage::inherited;
 use crate::storage::mapping::{Access, Mapping};
 use crate::storage::ofd::{ATTACH, LockKind, OfdFile, slot_bytes};
 
-use super::companions::{AttachRecord, Companions, data_file, resolve};
+use super::companions::{AttachRecord, Companions, data_file, resolve, resolve_shm_dir};
 use super::identity::{check_file_system, open_data, remove_if_empty};
 use super::sidecar::open_shm;
 use super::slot::{go_fenceless, private_session, take_slot};
@@ -60,6 +60,8 @@ pub(super) struct Attached {
 /// Opens the database at `path`.
 pub fn open(path: &Path, options: &Options) -> Result<Arc<Environment>> {
     let resolved = resolve(path)?;
+    let shm_dir = resolve_shm_dir(options.shm_dir.as_deref(), &resolved)?;
+    let options = &Options { shm_dir, ..options.clone() };
     let deadline = options.deadline();
     for _ in 0..1000 {
         if let Some(environment) = try_open(path, &resolved, options, deadline)? {
@@ -237,13 +239,7 @@ impl Opening<'_> {
     fn join(&self, header: &Header) -> Result<Attached> {
         let record =
             AttachRecord::read(self.data).map_err(|e| self.io("read the attach record", e))?;
-        let dir = self.options.shm_dir.as_deref();
-        let mut candidates = vec![Companions::of(&self.resolved, dir)];
-        if let Some(record) = &record
-            && record.base != self.resolved
-        {
-            candidates.push(Companions::of(&record.base, dir));
-        }
+        let candidates = self.places(record.as_ref());
         let mut reason = String::from("no file");
         for companions in &candidates {
             let shm = match open_shm(&companions.shm, Access::ReadWrite) {

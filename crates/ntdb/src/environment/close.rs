@@ -14,7 +14,7 @@ use crate::storage::file;
 use crate::storage::ofd::{ATTACH, LockKind, OfdFile, READER, slot_byte, slot_bytes};
 
 use super::companions::{AttachRecord, data_file};
-use super::{Environment, logs};
+use super::{Environment, create, logs};
 
 /// How long to wait for those who are attaching just now. Whoever gives up leaves the companions to the next user.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -88,6 +88,8 @@ impl Environment {
         if unchanged {
             publish::write_second(core)?;
         }
+        create::mend_header(data_file(core), core.page_size as u32, false)
+            .map_err(|e| core.io("mend the header", e))?;
         AttachRecord::write(data_file(core), None)
             .map_err(|e| core.io("clear the attach record", e))?;
         if !unchanged {

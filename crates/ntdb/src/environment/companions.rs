@@ -1,9 +1,11 @@
 //! The files beside a data file, and how to tell whose they are.
 //!
 //! While a database is in use, the data file's first page records where its shared-memory file is (*attach record*, at
-//! byte 2048, outside the header's checksum): the path that the companions lie beside, and the shared-memory file's random id. It is
-//! written by the first to attach and needs no sync, since it means nothing after a power cut; what must be found then,
-//! the logs' place, is in the meta page too. So every name that a data file has leads to the same companions.
+//! byte 2048, outside the header's checksum): which file that is, the path that the companions lie beside, the directory of the
+//! shared-memory file if it is another one, and its random id. It is written by the first to attach and needs no sync, since it
+//! means nothing after a power cut; what must be found then, the logs' place, is in the meta page too. So every name that a data
+//! file has leads to the same companions, whatever directory for shared memory an opener asks for; and when all users have died,
+//! it says where the changes are that only their ring has.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -13,7 +15,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::le;
 use crate::page::meta::BASE_PATH_BYTES_MAX;
-use crate::storage::file::File;
+use crate::storage::file::{File, FileId};
 use crate::storage::filesystem;
 
 /// Bytes that the longest name of a companion has more than the data file's: `-log0.new-1023`.
@@ -96,9 +98,15 @@ const ID_AT: usize = 8;
 const BOOT_AT: usize = 16;
 const CRC_AT: usize = 32;
 const BASE_LEN_AT: usize = 36;
-const BASE_AT: usize = 40;
-const RECORD_BYTES: usize = BASE_AT + BASE_PATH_BYTES_MAX;
-const _: () = assert!(RECORD_AT as usize + RECORD_BYTES <= 4096);
+const DEVICE_AT: usize = 40;
+const INODE_AT: usize = 48;
+const DIR_LEN_AT: usize = 56;
+const BASE_AT: usize = 64;
+const DIR_AT: usize = BASE_AT + BASE_PATH_BYTES_MAX;
+const RECORD_BYTES: usize = 4096 - RECORD_AT as usize;
+/// Longest path of a directory for shared memory.
+pub const SHM_DIR_BYTES_MAX: usize = RECORD_BYTES - DIR_AT;
+const _: () = assert!(SHM_DIR_BYTES_MAX == 960);
 
 /// Where the users of a database have their companions.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -107,35 +115,55 @@ pub struct AttachRecord {
     pub shm_id: u64,
     /// The boot during which they attached.
     pub boot_id: [u8; 16],
+    /// The data file that they use; a copy of it is another one, and its record is not its own.
+    pub file: FileId,
     /// The path that the companions lie beside.
     pub base: PathBuf,
+    /// The directory of the shared-memory file, if it does not lie there, too.
+    pub shm_dir: Option<PathBuf>,
 }
 
 impl AttachRecord {
     /// Where in the file it lies.
     #[cfg(feature = "failpoints")]
     pub const SPAN: std::ops::Range<usize> = RECORD_AT as usize..RECORD_AT as usize + RECORD_BYTES;
+    /// Where in the record the data file's device and inode lie.
+    #[cfg(feature = "failpoints")]
+    pub const FILE_SPAN: std::ops::Range<usize> = DEVICE_AT..DIR_LEN_AT;
+
+    /// The companions of those who wrote it.
+    pub fn companions(&self) -> Companions {
+        Companions::of(&self.base, self.shm_dir.as_deref())
+    }
 
     /// Reads the record; `None` if there is none (or what is there is damaged).
     pub fn read(data: &File) -> std::io::Result<Option<AttachRecord>> {
         let mut bytes = [0u8; RECORD_BYTES];
         data.read_exact_at(&mut bytes, RECORD_AT)?;
-        let len = le::get_u32(&bytes, BASE_LEN_AT) as usize;
-        if bytes[..8] != MAGIC || len > BASE_PATH_BYTES_MAX {
+        let base_len = le::get_u32(&bytes, BASE_LEN_AT) as usize;
+        let dir_len = le::get_u32(&bytes, DIR_LEN_AT) as usize;
+        if bytes[..8] != MAGIC || base_len > BASE_PATH_BYTES_MAX || dir_len > SHM_DIR_BYTES_MAX {
             return Ok(None);
         }
-        let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[..CRC_AT]), &bytes[BASE_LEN_AT..]);
-        if crc != le::get_u32(&bytes, CRC_AT) {
+        if record_crc(&bytes) != le::get_u32(&bytes, CRC_AT) {
             return Ok(None);
         }
-        let base = PathBuf::from(OsString::from_vec(bytes[BASE_AT..BASE_AT + len].to_vec()));
-        if !base.is_absolute() {
+        let path =
+            |at: usize, len: usize| PathBuf::from(OsString::from_vec(bytes[at..at + len].to_vec()));
+        let base = path(BASE_AT, base_len);
+        let shm_dir = (dir_len > 0).then(|| path(DIR_AT, dir_len));
+        if !base.is_absolute() || shm_dir.as_ref().is_some_and(|dir| !dir.is_absolute()) {
             return Ok(None);
         }
         Ok(Some(AttachRecord {
             shm_id: le::get_u64(&bytes, ID_AT),
             boot_id: le::get_bytes(&bytes, BOOT_AT),
+            file: FileId {
+                dev: le::get_u64(&bytes, DEVICE_AT),
+                ino: le::get_u64(&bytes, INODE_AT),
+            },
             base,
+            shm_dir,
         }))
     }
 
@@ -151,17 +179,45 @@ impl AttachRecord {
         let mut bytes = [0u8; RECORD_BYTES];
         if let Some(record) = record {
             let base = record.base.as_os_str().as_bytes();
+            let dir = record.shm_dir.as_ref().map_or(&b""[..], |dir| dir.as_os_str().as_bytes());
             le::put(&mut bytes, 0, &MAGIC);
             le::put(&mut bytes, ID_AT, &record.shm_id.to_le_bytes());
             le::put(&mut bytes, BOOT_AT, &record.boot_id);
+            le::put(&mut bytes, DEVICE_AT, &record.file.dev.to_le_bytes());
+            le::put(&mut bytes, INODE_AT, &record.file.ino.to_le_bytes());
             le::put(&mut bytes, BASE_LEN_AT, &(base.len() as u32).to_le_bytes());
+            le::put(&mut bytes, DIR_LEN_AT, &(dir.len() as u32).to_le_bytes());
             le::put(&mut bytes, BASE_AT, base);
-            let crc =
-                crc32c::crc32c_append(crc32c::crc32c(&bytes[..CRC_AT]), &bytes[BASE_LEN_AT..]);
+            le::put(&mut bytes, DIR_AT, dir);
+            let crc = record_crc(&bytes);
             le::put(&mut bytes, CRC_AT, &crc.to_le_bytes());
         }
         data.write_all_at(&bytes, RECORD_AT)
     }
+}
+
+fn record_crc(bytes: &[u8; RECORD_BYTES]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&bytes[..CRC_AT]), &bytes[BASE_LEN_AT..])
+}
+
+/// The directory that is to have the shared-memory file, with symbolic links resolved; `None` if that is the data file's own.
+pub fn resolve_shm_dir(dir: Option<&Path>, resolved: &Path) -> Result<Option<PathBuf>> {
+    let Some(dir) = dir else { return Ok(None) };
+    let failed = |e| Error::from_io(dir, "use the directory for shared memory", e);
+    let found = std::fs::canonicalize(dir).map_err(failed)?;
+    if !found.is_dir() {
+        return Err(failed(std::io::Error::from_raw_os_error(libc::ENOTDIR)));
+    }
+    let len = found.as_os_str().len();
+    if len > SHM_DIR_BYTES_MAX {
+        return Err(too_long(
+            dir,
+            "path of the directory for shared memory",
+            len,
+            SHM_DIR_BYTES_MAX,
+        ));
+    }
+    Ok((Some(&*found) != resolved.parent()).then_some(found))
 }
 
 fn too_long(path: &Path, what: &'static str, len: usize, limit: usize) -> Error {
@@ -223,13 +279,23 @@ mod tests {
         let file = File::create_new(&dir.path().join("f"), Kind::Data, 0o600).unwrap();
         file.write_all_at(&[0; 8192], 0).unwrap();
         assert_eq!(AttachRecord::read(&file).unwrap(), None);
-        let record =
-            AttachRecord { shm_id: 77, boot_id: [5; 16], base: "/some/where/name.ntdb".into() };
-        AttachRecord::write(&file, Some(&record)).unwrap();
-        assert_eq!(AttachRecord::read(&file).unwrap(), Some(record));
+        for shm_dir in [None, Some("/some/other/place".into())] {
+            let record = AttachRecord {
+                shm_id: 77,
+                boot_id: [5; 16],
+                file: FileId { dev: 3, ino: 4 },
+                base: "/some/where/name.ntdb".into(),
+                shm_dir,
+            };
+            AttachRecord::write(&file, Some(&record)).unwrap();
+            assert_eq!(AttachRecord::read(&file).unwrap(), Some(record));
+        }
+        assert!(!AttachRecord::is_clear(&file).unwrap());
         file.write_all_at(b"X", 2048 + 44).unwrap();
         assert_eq!(AttachRecord::read(&file).unwrap(), None);
+        assert!(!AttachRecord::is_clear(&file).unwrap());
         AttachRecord::write(&file, None).unwrap();
         assert_eq!(AttachRecord::read(&file).unwrap(), None);
+        assert!(AttachRecord::is_clear(&file).unwrap());
     }
 }

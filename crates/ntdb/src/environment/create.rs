@@ -12,7 +12,7 @@ use crate::index::locate::Root;
 use crate::options::Options;
 use crate::page::bucket::{Builder, groups_for};
 use crate::page::head::{HEAD_BYTES, Kind, PageHead};
-use crate::page::header::{HEADER_COPY_PAGE, Header};
+use crate::page::header::{HEADER_BYTES, HEADER_COPY_PAGE, HEADER_FIELD_BYTES, Header};
 use crate::page::map as map_page;
 use crate::page::meta::{META_PAGES, Meta};
 use crate::storage::failpoint::crash_point;
@@ -126,6 +126,29 @@ pub fn first_pages(header: &Header) -> Vec<(u32, Vec<u8>)> {
         (BUCKET_PAGE, bucket_page(size)),
         (HEADER_COPY_PAGE, header.encode().to_vec()),
     ]
+}
+
+/// Writes the header, or its copy, where that is damaged and the other one is whole; or only where it is missing, as a power cut during
+/// the creation leaves it. Nobody else is attached.
+pub fn mend_header(data: &File, page_size: u32, only_missing: bool) -> std::io::Result<()> {
+    let places = [0, HEADER_COPY_PAGE as u64 * page_size as u64];
+    let mut blocks = [[0u8; HEADER_BYTES]; 2];
+    for (block, place) in blocks.iter_mut().zip(places) {
+        data.read_exact_at(block, place)?;
+    }
+    for (index, place) in places.into_iter().enumerate() {
+        let (block, other) = (&blocks[index], &blocks[1 - index]);
+        let fields = &block[..HEADER_FIELD_BYTES];
+        if Header::decode(block).is_ok() || only_missing && fields.iter().any(|&byte| byte != 0) {
+            continue;
+        }
+        if let Ok(header) = Header::decode(other) {
+            // Not the attach record behind.
+            data.write_all_at(&header.encode()[..HEADER_FIELD_BYTES], place)?;
+            data.sync_data()?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether `file` is what a power cut may leave of the first pages of a new database, before its header: each sector is as

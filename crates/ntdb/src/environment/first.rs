@@ -14,45 +14,35 @@ use crate::storage::ofd::{LockKind, READER};
 
 use super::attach::{Attached, Opening};
 use super::companions::{AttachRecord, Companions};
-use super::recover::{self, OldState};
-use super::{logs, replay};
+use super::recover;
+use super::sidecar::Left;
+use super::{create, logs, replay};
 
 impl Opening<'_> {
     /// Recovers what the last users left, and makes a new shared state.
     pub(super) fn be_first(&self, header: &Header) -> Result<Attached> {
-        let record =
-            AttachRecord::read(self.data).map_err(|e| self.io("read the attach record", e))?;
-        let dir = self.options.shm_dir.as_deref();
-        let own = Companions::of(&self.resolved, dir);
+        let own = Companions::of(&self.resolved, self.options.shm_dir.as_deref());
         own.check_lengths(self.path)?;
         let boot_id = filesystem::boot_id().map_err(|e| self.io("identify this boot", e))?;
-        let mut old_shm = self.old_shm(&own, header)?;
-        let mut left = own.clone();
-        if old_shm.is_none()
-            && let Some(record) = &record
-            && record.base != self.resolved
-        {
-            let elsewhere = Companions::of(&record.base, dir);
-            if let Ok(Some(shm)) = self.old_shm(&elsewhere, header) {
-                (old_shm, left) = (Some(shm), elsewhere);
-            }
-        }
+        let Left { companions: left, shm: old_shm, is_needed } =
+            self.left_behind(&own, header, boot_id)?;
         let has_logs = logs::sync_logs(&left)?;
-        if old_shm.is_some() || has_logs || record.is_some() {
+        let is_clear =
+            AttachRecord::is_clear(self.data).map_err(|e| self.io("read the attach record", e))?;
+        if old_shm.is_some() || has_logs || !is_clear {
             self.data.sync_data().map_err(|e| self.io("sync the data file", e))?;
         }
+        create::mend_header(self.data, header.page_size, true)
+            .map_err(|e| self.io("complete the header", e))?;
         let known_durable = old_shm.as_ref().and_then(|shm| recover::old_poison(shm, boot_id));
         let chosen = recover::choose_meta(self.data, self.path, header, known_durable, true)?;
         let (meta, index) = (&chosen.meta, chosen.index);
         // What a crash has left of the other one is nothing to report: it is written anew. Without a crash, it is damage.
-        let is_torn = chosen.other.is_some()
-            && (old_shm.is_some()
-                || has_logs
-                || !AttachRecord::is_clear(self.data)
-                    .map_err(|e| self.io("read the attach record", e))?);
-        let left = self.where_logs_are(left, meta, dir);
+        let is_torn = chosen.other.is_some() && (old_shm.is_some() || has_logs || !is_clear);
+        let left = self.where_logs_are(left, meta);
         let file_pages = self.check_length(header, meta)?;
-        let old = old_shm.and_then(|shm| OldState::open(shm, meta, boot_id));
+        let had_shm = old_shm.is_some();
+        let old = self.old_state(old_shm, meta, boot_id, is_needed)?;
         crash_point("recover.begin");
 
         let (shm, shm_id, mut shm_name) = self.new_shm(&own.shm, header, meta, boot_id)?;
@@ -74,14 +64,21 @@ impl Opening<'_> {
         logs::remove_logs(&left, &header.uuid)?;
         shm_name.put_in_place(&own.shm)?;
         crash_point("recover.renamed");
-        if left.shm != own.shm {
-            let _ = file::unlink(&left.shm, Kind::Shm);
-        }
-        let new_record = AttachRecord { shm_id, boot_id, base: own.base.clone() };
+        let new_record = AttachRecord {
+            shm_id,
+            boot_id,
+            file: self.id,
+            base: own.base.clone(),
+            shm_dir: self.options.shm_dir.clone(),
+        };
         AttachRecord::write(self.data, Some(&new_record))
             .map_err(|e| self.io("write the attach record", e))?;
         crash_point("recover.recorded");
         shm_name.keep();
+        // Not before the record leads to the new one.
+        if had_shm && left.shm != own.shm {
+            let _ = file::unlink(&left.shm, Kind::Shm);
+        }
         Ok(Attached { core, companions: own, shm_id })
     }
 

@@ -19,8 +19,8 @@ use crate::types::PageNo;
 
 use super::attach::{Attached, Opening};
 use super::companions::Companions;
-use super::recover::{self, OldState};
-use super::sidecar::{SHM_MIN_BYTES, SHM_RESERVE_BYTES};
+use super::recover;
+use super::sidecar::{Left, SHM_MIN_BYTES, SHM_RESERVE_BYTES};
 use super::slot::{go_fenceless, private_session};
 use super::{Environment, create, replay};
 
@@ -37,16 +37,16 @@ impl Opening<'_> {
                 std::io::Error::from_raw_os_error(libc::EAGAIN),
             ));
         }
-        let dir = self.options.shm_dir.as_deref();
-        let own = Companions::of(&self.resolved, dir);
+        let own = Companions::of(&self.resolved, self.options.shm_dir.as_deref());
         let boot_id = filesystem::boot_id().map_err(|e| self.io("identify this boot", e))?;
-        let old_shm = self.old_shm(&own, header)?;
+        let Left { companions: left, shm: old_shm, is_needed } =
+            self.left_behind(&own, header, boot_id)?;
         let known_durable = old_shm.as_ref().and_then(|shm| recover::old_poison(shm, boot_id));
         let chosen = recover::choose_meta(self.data, self.path, header, known_durable, false)?;
         let (meta, index) = (&chosen.meta, chosen.index);
-        let left = self.where_logs_are(own.clone(), meta, dir);
+        let left = self.where_logs_are(left, meta);
         let file_pages = self.check_length(header, meta)?;
-        let old = old_shm.and_then(|shm| OldState::open(shm, meta, boot_id));
+        let old = self.old_state(old_shm, meta, boot_id, is_needed)?;
         let mapping = Mapping::anonymous(SHM_RESERVE_BYTES, SHM_MIN_BYTES)
             .map_err(|e| self.io("reserve memory", e))?;
         let bytes = mapping.reserved();

@@ -36,11 +36,12 @@ pub struct OldState {
 }
 
 impl OldState {
-    /// Opens the old shared state for reading; `None` if it belongs to another boot or another state of the file.
+    /// Opens the old shared state for reading; `None` if it belongs to another boot or another state of the file. Its meta page is
+    /// the chosen one; or that one may have been written and not yet recorded as durable, or is the one before, because the newer
+    /// is damaged. Then the logs must lead from there to where the ring goes on.
     pub fn open(shm: Shm, meta: &Meta, boot_id: [u8; 16]) -> Option<OldState> {
         let sequence = shm.control().checkpoint.durable_sequence.load(Relaxed);
-        // A meta page may have been written and not yet recorded as durable.
-        let fits = meta.sequence == sequence || meta.sequence.checked_sub(1) == Some(sequence);
+        let fits = meta.sequence.abs_diff(sequence) <= 1;
         let same_boot = boot_id != [0; 16] && shm.header().boot_id == boot_id;
         (fits && same_boot).then_some(OldState { shm })
     }
@@ -139,7 +140,7 @@ impl Chosen {
         match (&self.other, error) {
             (Some(problem), Error::LogMissing { path, log }) => Error::Corrupt {
                 path,
-                place: format!("page {}", META_PAGES[1 - self.index as usize & 1]),
+                place: format!("page {}", META_PAGES[(self.index as usize + 1) & 1]),
                 reason: format!(
                     "{problem}, and the older state that page {} names needs the log {}, which is gone",
                     META_PAGES[self.index as usize & 1],

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::*;
 
 use crate::error::{Error, Result};
 use crate::page::header::Header;
@@ -16,6 +17,7 @@ use crate::storage::ofd;
 
 use super::attach::Opening;
 use super::companions::{AttachRecord, Companions};
+use super::recover::OldState;
 
 /// Addresses reserved for the shared state; its file is as long as needed.
 pub(super) const SHM_RESERVE_BYTES: u64 = 8 << 30;
@@ -26,7 +28,77 @@ pub(super) const SHM_MIN_BYTES: u64 = layout::GROWN as u64 + (16 << 20);
 /// Suffix of a shared-memory file that is being made.
 const TEMPORARY: &str = ".new";
 
+/// What the last users left.
+pub(super) struct Left {
+    /// Where their companions are, or would be.
+    pub companions: Companions,
+    /// Their shared state, if it is there.
+    pub shm: Option<Shm>,
+    /// Whether they used this file during this boot, and what only the shared state has is not to be given up.
+    pub is_needed: bool,
+}
+
 impl Opening<'_> {
+    /// Where the companions may be: where the record says, where they would have been moved to with the file, and where this opening
+    /// would have them.
+    pub(super) fn places(&self, record: Option<&AttachRecord>) -> Vec<Companions> {
+        let own = Companions::of(&self.resolved, self.options.shm_dir.as_deref());
+        let mut places = Vec::new();
+        if let Some(record) = record {
+            places.push(record.companions());
+            places.push(Companions::of(&self.resolved, record.shm_dir.as_deref()));
+        }
+        places.push(own);
+        places.dedup_by(|a, b| a.shm == b.shm);
+        places
+    }
+
+    /// Finds what the last users left, nobody of whom lives: the companions' place, and the shared state, if it is to be had.
+    ///
+    /// If they died during this boot, changes that they acknowledged may be nowhere else than in that shared state. Then it must
+    /// be found, whatever this opening's options say, or the caller learns that it was not.
+    pub(super) fn left_behind(
+        &self,
+        own: &Companions,
+        header: &Header,
+        boot_id: [u8; 16],
+    ) -> Result<Left> {
+        let record =
+            AttachRecord::read(self.data).map_err(|e| self.io("read the attach record", e))?;
+        let same_boot = |record: &AttachRecord| record.boot_id == boot_id && boot_id != [0; 16];
+        let theirs = record.filter(|record| record.file == self.id);
+        let is_needed = theirs.as_ref().is_some_and(same_boot) && !self.options.give_up_unsynced;
+        let Some(theirs) = theirs else {
+            let shm = self.old_shm(own, header)?;
+            return Ok(Left { companions: own.clone(), shm, is_needed });
+        };
+        let mut lost = None;
+        for place in self.places(Some(&theirs)) {
+            let problem = match self.old_shm(&place, header) {
+                Ok(Some(shm)) => {
+                    if place.shm != own.shm {
+                        // The new one takes the place of whatever is there.
+                        self.old_shm(own, header)?;
+                    }
+                    return Ok(Left { companions: place, shm: Some(shm), is_needed });
+                }
+                Ok(None) => "it is not there, or is that of another file".to_string(),
+                Err(Error::ShmLost { reason, .. }) => reason,
+                // What is in the way of the new one is an error in any case.
+                Err(error) if place.shm == own.shm => return Err(error),
+                Err(error) => error.to_string(),
+            };
+            // The record's own place is the one to name.
+            lost.get_or_insert((place.shm, problem));
+        }
+        match lost {
+            Some((shm, reason)) if is_needed => {
+                Err(Error::ShmLost { path: self.path.to_path_buf(), shm, reason })
+            }
+            _ => Ok(Left { companions: own.clone(), shm: None, is_needed }),
+        }
+    }
+
     /// The shared state that the last users left at a place, if it is theirs.
     pub(super) fn old_shm(&self, companions: &Companions, header: &Header) -> Result<Option<Shm>> {
         let shm = match open_shm(&companions.shm, Access::ReadOnly) {
@@ -59,6 +131,27 @@ impl Opening<'_> {
         Ok(None)
     }
 
+    /// What of the old shared state can be relied on, beginning with `meta`.
+    pub(super) fn old_state(
+        &self,
+        shm: Option<Shm>,
+        meta: &Meta,
+        boot_id: [u8; 16],
+        is_needed: bool,
+    ) -> Result<Option<OldState>> {
+        let Some(shm) = shm else { return Ok(None) };
+        let place = shm.file().map(|file| file.path().to_path_buf()).unwrap_or_default();
+        let has_more = shm.control().writer.tail.load(Relaxed) > meta.replay_from.0;
+        match OldState::open(shm, meta, boot_id) {
+            None if is_needed && has_more => Err(Error::ShmLost {
+                path: self.path.to_path_buf(),
+                shm: place,
+                reason: "it is about another state than the data file's".into(),
+            }),
+            old => Ok(old),
+        }
+    }
+
     pub(super) fn mark_in_use(&self, shm: &Shm, path: &Path) -> Result<()> {
         match shm.file() {
             Some(file) => ofd::mark_in_use(file.as_fd())
@@ -81,30 +174,25 @@ impl Opening<'_> {
     }
 
     /// A shared-memory file without a valid header. After a power cut that is nothing unusual, since it is never synced; in the
-    /// same boot it is damage.
+    /// same boot it is damage, and what only the file had is lost.
     fn damaged_shm(&self, companions: &Companions, e: std::io::Error) -> Result<Option<Shm>> {
         let record =
             AttachRecord::read(self.data).map_err(|e| self.io("read the attach record", e))?;
         let boot_id = filesystem::boot_id().map_err(|e| self.io("identify this boot", e))?;
-        if record.is_none_or(|record| record.boot_id != boot_id || boot_id == [0; 16]) {
+        let same_boot =
+            record.is_some_and(|record| record.boot_id == boot_id && boot_id != [0; 16]);
+        if !same_boot || self.options.give_up_unsynced {
             return Ok(None);
         }
-        Err(Error::Corrupt {
-            path: companions.shm.clone(),
-            place: "header".into(),
-            reason: format!(
-                "{e}; changes that were not synced before the last users died are only there, and removing the file gives them up"
-            ),
+        Err(Error::ShmLost {
+            path: self.path.to_path_buf(),
+            shm: companions.shm.clone(),
+            reason: e.to_string(),
         })
     }
 
     /// Logs lie beside the path that the file had then; a file that moved with its logs has them at its new path.
-    pub(super) fn where_logs_are(
-        &self,
-        own: Companions,
-        meta: &Meta,
-        dir: Option<&Path>,
-    ) -> Companions {
+    pub(super) fn where_logs_are(&self, own: Companions, meta: &Meta) -> Companions {
         use std::os::unix::ffi::OsStrExt;
         if meta.log_salt == 0
             || !meta.base_path.starts_with(b"/")
@@ -113,7 +201,7 @@ impl Opening<'_> {
             return own;
         }
         let base = PathBuf::from(std::ffi::OsStr::from_bytes(&meta.base_path));
-        let recorded = Companions::of(&base, dir);
+        let recorded = Companions::of(&base, self.options.shm_dir.as_deref());
         let there = recorded.logs.iter().any(|path| path.exists());
         if there && !self.are_of_another_file(&recorded) { recorded } else { own }
     }
@@ -169,12 +257,14 @@ pub(super) struct NewName {
 }
 
 impl NewName {
-    /// Gives the file the name that others look for.
+    /// Gives the file the name that others look for. If it replaces one that was there, it stays in its place, whatever comes: the
+    /// attach record may lead to it.
     pub fn put_in_place(&mut self, path: &Path) -> Result<()> {
         if let Some(temporary) = &self.path {
+            let replaces = !matches!(FileId::of_path(path), Ok(None));
             file::rename(temporary, path, Kind::Shm)
                 .map_err(|e| Error::from_io(path, "put the shared-memory file in place", e))?;
-            self.path = Some(path.to_path_buf());
+            self.path = (!replaces).then(|| path.to_path_buf());
         }
         Ok(())
     }

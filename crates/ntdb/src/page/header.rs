@@ -32,6 +32,8 @@ use crate::limits::{FORMAT_VERSION, MAX_PAGE_SIZE, MIN_PAGE_SIZE, valid_page_siz
 
 /// Bytes of the header block, whatever the page size is.
 pub const HEADER_BYTES: usize = MIN_PAGE_SIZE as usize;
+/// Bytes that the header's fields and their checksum take; what lies behind is not the header's.
+pub const HEADER_FIELD_BYTES: usize = CRC_AT + 4;
 /// The page that the copy lies in.
 pub const HEADER_COPY_PAGE: u32 = 3;
 /// Id of SipHash-1-3 with a key of 128 bits.
