@@ -402,6 +402,17 @@ impl Core {
         Some(unsafe { &*start.wrapping_add(number.0 as usize) })
     }
 
+    /// The state of page `number`, as far as this process has come across its chunk; else as if it were to be verified.
+    #[inline(always)]
+    fn quick_state(&self, number: PageNo) -> u8 {
+        let start = self.states[segment::chunk_of(number.0 as u64)].load(Relaxed);
+        if start.is_null() {
+            return state::UNVERIFIED;
+        }
+        // SAFETY: the chunk is backed and holds this byte; chunks never move.
+        unsafe { &*start.wrapping_add(number.0 as usize) }.load(Relaxed)
+    }
+
     #[cold]
     fn find_states(&self, number: PageNo) -> Option<&AtomicU8> {
         let at = self.shm.element(&self.control().page_states, number.0 as u64)?;
@@ -451,8 +462,9 @@ impl Core {
     /// The bucket at page `number`, if its page state says all that a reader needs to know.
     #[inline(always)]
     pub fn quick_bucket(&self, number: PageNo) -> Option<Bucket<'_>> {
-        let groups = self.page_state(number)?.load(Relaxed) as usize;
-        if number.0 >= self.known_pages.load(Acquire) || groups == 0 || groups > self.max_groups {
+        let groups = self.quick_state(number) as usize;
+        // Zero wraps to more than any number of groups.
+        if number.0 >= self.known_pages.load(Acquire) || groups.wrapping_sub(1) >= self.max_groups {
             return None;
         }
         // SAFETY: within the mapping, as known_pages promises, which stays; the caller's pin keeps the page from being re-used; so
@@ -466,7 +478,9 @@ impl Core {
     /// Page `number`, if it is known to be within the file, and verified.
     #[inline(always)]
     pub fn quick_page(&self, number: PageNo) -> Option<*const u8> {
-        if number.0 >= self.known_pages.load(Acquire) || !self.is_verified(number) {
+        if number.0 >= self.known_pages.load(Acquire)
+            || self.quick_state(number) == state::UNVERIFIED
+        {
             return None;
         }
         // SAFETY: within the mapping, as known_pages promises.

@@ -176,7 +176,16 @@ impl Db {
     /// As [`Db::get`].
     #[inline]
     pub fn get_into(&self, key: &[u8], buffer: &mut [u8]) -> Result<Option<usize>> {
-        self.view(key, |value| {
+        let hash = self.core().hasher.hash(key);
+        if let Some(_pin) = self.environment.pin_again()
+            && let Some(found) = lookup::find_quickly(self.core(), hash, key)
+        {
+            return Ok(found.map(|value| {
+                copy_fitting(value, buffer);
+                value.len()
+            }));
+        }
+        self.view_slowly(hash, key, |value| {
             copy_fitting(value, buffer);
             value.len()
         })
@@ -189,10 +198,24 @@ impl Db {
     /// As [`Db::get`].
     #[inline]
     pub fn view<R>(&self, key: &[u8], f: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
-        let core = self.core();
-        let hash = core.hasher.hash(key);
+        let hash = self.core().hasher.hash(key);
+        if let Some(_pin) = self.environment.pin_again()
+            && let Some(found) = lookup::find_quickly(self.core(), hash, key)
+        {
+            return Ok(found.map(f));
+        }
+        self.view_slowly(hash, key, f)
+    }
+
+    #[cold]
+    fn view_slowly<R>(
+        &self,
+        hash: u64,
+        key: &[u8],
+        f: impl FnOnce(&[u8]) -> R,
+    ) -> Result<Option<R>> {
         let _pin = self.environment.pin()?;
-        Ok(lookup::find_value(core, hash, key)?.map(f))
+        Ok(lookup::find_value(self.core(), hash, key)?.map(f))
     }
 
     /// Whether `key` is present. Takes no lock.

@@ -32,7 +32,7 @@ use crate::error::Result;
 use crate::limits::RING_BYTES;
 use crate::log::flush::{Logs, NO_SWITCH};
 use crate::options::Options;
-use crate::shm::pin::PinGuard;
+use crate::shm::pin::{OwnPin, PinGuard};
 use crate::storage::file::FileId;
 use crate::storage::fork;
 use crate::storage::fork_local::ForkLocal;
@@ -105,18 +105,15 @@ impl Environment {
     }
 
     /// Pins the present era.
-    #[inline(always)]
     pub fn pin(&self) -> Result<PinGuard<'_>> {
-        match self.core.session().pins.pin_again() {
-            Some(guard) => Ok(guard),
-            None => self.pin_slow(),
-        }
-    }
-
-    #[cold]
-    fn pin_slow(&self) -> Result<PinGuard<'_>> {
         self.ensure_session()?;
         Ok(self.core.session().pins.pin())
+    }
+
+    /// As [`Environment::pin`], if that is quick.
+    #[inline(always)]
+    pub fn pin_again(&self) -> Option<OwnPin<'_>> {
+        self.core.session().pins.pin_again()
     }
 
     /// Waits until the ring has room for `bytes` more.

@@ -17,15 +17,23 @@ pub fn current_root(core: &Core) -> Root {
 }
 
 /// The value of `key` in the current tree. The caller holds a pin, or the writer lock.
-#[inline]
 pub fn find_value<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Result<Option<&'a [u8]>> {
+    match find_quickly(core, hash, key) {
+        Some(found) => Ok(found),
+        None => find_value_slowly(core, hash, key),
+    }
+}
+
+/// As [`find_value`]; `None` if that would not be quick.
+#[inline(always)]
+pub fn find_quickly<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Option<Option<&'a [u8]>> {
     match quick(core, hash, key) {
         Short::Found { value, len, .. } => {
             // SAFETY: within the page, and published bytes don't change; the caller's pin keeps the page from being re-used.
-            Ok(Some(unsafe { std::slice::from_raw_parts(value, len) }))
+            Some(Some(unsafe { std::slice::from_raw_parts(value, len) }))
         }
-        Short::Absent => Ok(None),
-        Short::Unusual => find_value_slowly(core, hash, key),
+        Short::Absent => Some(None),
+        Short::Unusual => None,
     }
 }
 

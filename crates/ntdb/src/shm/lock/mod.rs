@@ -88,7 +88,7 @@ const HANDOFF: u64 = 1 << 18;
 const DOZING: u64 = 1 << 19;
 const GENERATION_ONE: u64 = 1 << 20;
 /// Every so many generations a watched lock is handed over in any case.
-const TURN_LENGTH: u64 = 2048 * GENERATION_ONE;
+const TURN_LENGTH: u64 = 4096 * GENERATION_ONE;
 const TURN: u64 = OWNER | !(GENERATION_ONE - 1);
 
 /// The word of a lock at some moment.

@@ -18,7 +18,7 @@ const GRACE_NS: u64 = 300;
 /// A watcher lets others go on for so long before it asks for the lock. Long enough that moving the
 /// cache lines and the wake-up at each turn cost a few percent, short enough that sixteen turns take
 /// milliseconds.
-pub(super) const QUANTUM_NS: u64 = 100_000;
+pub(super) const QUANTUM_NS: u64 = 300_000;
 /// The shortest doze: less is not worth a system call.
 const DOZE_NS_MIN: u64 = 50_000;
 /// The watcher's pause between two looks grows to this.

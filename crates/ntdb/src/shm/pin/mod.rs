@@ -65,4 +65,4 @@ mod tests;
 #[cfg(test)]
 pub use self::table::{ClaimFor, OldestPin};
 pub use self::table::{PinSlot, PinTable};
-pub use self::thread::{Attachment, PinGuard, after_fork, before_fork};
+pub use self::thread::{Attachment, OwnPin, PinGuard, after_fork, before_fork};

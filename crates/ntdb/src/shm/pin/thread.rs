@@ -179,13 +179,16 @@ impl Attachment {
     /// Pins the present era for this thread, or shares the pin that it has already.
     #[inline]
     pub fn pin(&self) -> PinGuard<'_> {
-        self.pin_again().unwrap_or_else(|| self.pin_slow())
+        match self.pin_again() {
+            Some(own) => PinGuard(Place::Own(own)),
+            None => self.pin_slow(),
+        }
     }
 
-    /// As [`Attachment::pin`], if this thread has pinned here before and nowhere else since, and the process is still the one that
-    /// made the attachment; else `None`.
+    /// Pins as [`Attachment::pin`] does, if this thread has pinned here before and nowhere else since, and the process is still the
+    /// one that made the attachment; else `None`.
     #[inline(always)]
-    pub fn pin_again(&self) -> Option<PinGuard<'_>> {
+    pub fn pin_again(&self) -> Option<OwnPin<'_>> {
         let last = LAST.get();
         if last.is_null() {
             return None;
@@ -201,7 +204,7 @@ impl Attachment {
     }
 
     #[inline(always)]
-    fn enter(&self, entry: &Entry, slot: *const PinSlot) -> PinGuard<'_> {
+    fn enter<'a>(&'a self, entry: &'a Entry, slot: *const PinSlot) -> OwnPin<'a> {
         let depth = entry.depth.get();
         if depth == 0 {
             // SAFETY: the entry belongs to this attachment, whose table lives as long as it.
@@ -213,13 +216,7 @@ impl Attachment {
             }
         }
         entry.depth.set(depth + 1);
-        PinGuard {
-            attachment: self,
-            own: entry,
-            shared: 0,
-            fork_generation: entry.fork_generation,
-            not_send: PhantomData,
-        }
+        OwnPin { entry: NonNull::from(entry), attachment: PhantomData }
     }
 
     #[cold]
@@ -232,17 +229,12 @@ impl Attachment {
             let entry = unsafe { &*entry };
             let slot = entry.slot.get();
             if !slot.is_null() {
-                return self.enter(entry, slot);
+                return PinGuard(Place::Own(self.enter(entry, slot)));
             }
         }
         let which = self.lock_shared().pin(&self.table);
-        PinGuard {
-            attachment: self,
-            own: ptr::null(),
-            shared: which,
-            fork_generation: fork::generation(),
-            not_send: PhantomData,
-        }
+        let fork_generation = fork::generation();
+        PinGuard(Place::Shared { attachment: self, which, fork_generation })
     }
 
     fn find_entry(&self, entries: &mut Vec<NonNull<Entry>>) -> *const Entry {
@@ -321,50 +313,77 @@ impl Drop for Attachment {
     }
 }
 
-/// While it lives, nothing that was linked when it was made is re-used.
-#[must_use = "the pin ends when the guard is dropped"]
-pub struct PinGuard<'a> {
-    attachment: &'a Attachment,
-    /// The thread's own slot, or null.
-    own: *const Entry,
-    /// Else this one of the shared slots.
-    shared: usize,
-    fork_generation: u64,
-    /// The depth counter in the thread's entry is not atomic.
-    not_send: PhantomData<*const ()>,
+/// A pin in the thread's own slot. While it lives, nothing that was linked when it was made is re-used. Not `Send`: the depth
+/// counter in the thread's entry is not atomic.
+#[must_use = "the pin ends when it is dropped"]
+pub struct OwnPin<'a> {
+    /// One word, so that it stays in a register.
+    entry: NonNull<Entry>,
+    attachment: PhantomData<&'a Attachment>,
 }
 
-impl PinGuard<'_> {
-    /// Whether the process has forked since, and this is the child: then the pin is the parent's, and does
-    /// not protect the child.
+impl OwnPin<'_> {
     #[inline(always)]
-    pub fn is_stale(&self) -> bool {
-        // The parent was armed when it pinned.
-        self.fork_generation != fork::generation_if_armed()
+    fn entry(&self) -> &Entry {
+        // SAFETY: entries with pins are not freed before their guards are gone.
+        unsafe { self.entry.as_ref() }
     }
 
-    #[cold]
-    fn unpin_shared(&self) {
-        self.attachment.lock_shared().unpin(&self.attachment.table, self.shared);
+    /// See [`PinGuard::is_stale`].
+    #[inline(always)]
+    fn is_stale(&self) -> bool {
+        // The parent was armed when it pinned.
+        self.entry().fork_generation != fork::generation_if_armed()
     }
 }
 
-impl Drop for PinGuard<'_> {
+impl Drop for OwnPin<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         if self.is_stale() {
             return;
         }
-        if self.own.is_null() {
-            return self.unpin_shared();
-        }
-        // SAFETY: entries with pins are not freed before their guards are gone.
-        let entry = unsafe { &*self.own };
+        let entry = self.entry();
         let depth = entry.depth.get() - 1;
         entry.depth.set(depth);
         if depth == 0 {
-            // SAFETY: the guard borrows the attachment, whose table the slot is in.
+            // SAFETY: the pin borrows the attachment, whose table the slot is in.
             unsafe { &*entry.slot.get() }.unpin();
+        }
+    }
+}
+
+/// Where a guard has its pin.
+enum Place<'a> {
+    /// In the thread's own slot.
+    Own(#[cfg_attr(not(test), expect(dead_code, reason = "dropped, not read"))] OwnPin<'a>),
+    /// In one of the shared slots.
+    Shared { attachment: &'a Attachment, which: usize, fork_generation: u64 },
+}
+
+/// A pin, wherever it is.
+#[must_use = "the pin ends when the guard is dropped"]
+pub struct PinGuard<'a>(Place<'a>);
+
+impl PinGuard<'_> {
+    /// Whether the process has forked since, and this is the child: then the pin is the parent's, and does
+    /// not protect the child.
+    #[cfg(test)]
+    pub fn is_stale(&self) -> bool {
+        match &self.0 {
+            Place::Own(own) => own.is_stale(),
+            Place::Shared { fork_generation, .. } => *fork_generation != fork::generation(),
+        }
+    }
+}
+
+impl Drop for PinGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Place::Shared { attachment, which, fork_generation } = self.0
+            && fork_generation == fork::generation()
+        {
+            attachment.lock_shared().unpin(&attachment.table, which);
         }
     }
 }
