@@ -64,5 +64,6 @@ fn main() {
         let mut attack = edit::random(&mut rng, scenes.len());
         (attack[0], attack[2]) = ((number % scenes.len()) as u8, (number / scenes.len()) as u8);
         write("database", number, &[&attack]);
+        write("salvage", number, &[&attack]);
     }
 }

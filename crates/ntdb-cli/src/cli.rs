@@ -177,6 +177,12 @@ Examples:
   ntdb check users.ntdb && echo sound
   ntdb check users.ntdb --json | jq -r '.problems[]'")]
     Check(InspectArgs),
+    /// Copy what can still be read of a damaged database into a new one (status 1 if something is lost)
+    #[command(after_help = "\
+Examples:
+  ntdb recover users.ntdb rescued.ntdb && mv rescued.ntdb users.ntdb
+  ntdb recover users.ntdb rescued.ntdb --json | jq -r '.problems[]'")]
+    Recover(RecoverArgs),
     /// Measure speed
     Bench(BenchArgs),
 }
@@ -411,6 +417,18 @@ pub struct InspectArgs {
     /// How to open.
     #[command(flatten)]
     pub read: ReadOptions,
+}
+
+/// Arguments of `recover`.
+#[derive(Args, Debug)]
+pub struct RecoverArgs {
+    /// The damaged database, which is not changed; nobody may be using it
+    pub source: PathBuf,
+    /// The new database, which must not exist
+    pub destination: PathBuf,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `bench`.

@@ -101,7 +101,7 @@ fn engine_status(error: &ntdb::Error) -> u8 {
         AlreadyExists { .. } => 1,
         InvalidOption { .. } => 2,
         NotADatabase { .. } | Corrupt { .. } | LogMissing { .. } | ShmLost { .. } => 4,
-        Locked { .. } => 5,
+        Locked { .. } | InUse { .. } => 5,
         Full { .. } => 6,
         NotDurable { source, .. } => engine_status(source),
         Permission { .. } | ReadOnly { .. } => 7,

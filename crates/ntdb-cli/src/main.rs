@@ -61,6 +61,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Dump(args) => commands::dump::run(global, args),
         Command::Stat(args) => commands::stat::run(global, args),
         Command::Check(args) => commands::check::run(global, args),
+        Command::Recover(args) => commands::recover::run(global, args),
         Command::Bench(args) => match &args.benchmark {
             cli::Benchmark::Speed(args) => bench::speed::run(global, args),
         },

@@ -38,6 +38,22 @@ impl Progress {
         self.bar.set_message(format!("{} records", grouped(records)));
     }
 
+    /// A bar for the pages of a file.
+    pub fn of_pages(quiet: bool) -> Progress {
+        let progress = Progress::new(Some(0), quiet);
+        let template = "{wide_bar} {pos}/{len} pages  {msg}  {eta} left";
+        let style = ProgressStyle::with_template(template).expect("the template is constant");
+        progress.bar.set_style(style);
+        progress
+    }
+
+    /// Shows that `done` of `pages` are read and `records` copied.
+    pub fn show_pages(&self, done: u64, pages: u64, records: u64) {
+        self.bar.set_length(pages.max(done));
+        self.bar.set_position(done);
+        self.bar.set_message(count_of(records, "record"));
+    }
+
     /// Prints a line above the bar, or to standard error where there is no bar.
     pub fn say(&self, text: &str) {
         self.bar.suspend(|| eprintln!("{text}"));

@@ -4,9 +4,9 @@ mod common;
 
 use common::Place;
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "create", "get", "put", "insert", "append", "delete", "exists", "list", "load", "dump", "stat",
-    "check",
+    "check", "recover",
 ];
 
 #[test]

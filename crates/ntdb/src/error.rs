@@ -55,7 +55,7 @@ pub enum Error {
         supported: u32,
     },
     /// The file is damaged. Nothing was changed on its account.
-    #[error("{path}: damaged at {place}: {reason}; run `ntdb check`, restore a backup, or copy what can still be read", path = path.display())]
+    #[error("{path}: damaged at {place}: {reason}; run `ntdb check`, restore a backup, or copy what can still be read with `ntdb recover`", path = path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -153,7 +153,7 @@ pub enum Error {
         source: Box<Error>,
     },
     /// A redo log that the data file needs is not there.
-    #[error("{path}: its redo log {log} is missing; put it back beside the data file (a crash left both, and they belong together); if there was no crash, the data file is damaged: restore a backup", path = path.display(), log = log.display())]
+    #[error("{path}: its redo log {log} is missing; put it back beside the data file (a crash left both, and they belong together); if there was no crash, the data file is damaged: restore a backup, or copy what can still be read with `ntdb recover`", path = path.display(), log = log.display())]
     LogMissing {
         /// The database.
         path: PathBuf,
@@ -169,6 +169,12 @@ pub enum Error {
         sidecar: PathBuf,
         /// How they differ.
         reason: String,
+    },
+    /// Others use the database, or this process does, and what was asked for needs it for itself.
+    #[error("{path}: in use; close it everywhere first", path = path.display())]
+    InUse {
+        /// The database.
+        path: PathBuf,
     },
     /// Other processes use the database, but their shared-memory file cannot be reached.
     #[error("{path}: in use by other processes, but their shared-memory file {shm} is not there ({reason}); close the database everywhere and open it again", path = path.display(), shm = shm.display())]

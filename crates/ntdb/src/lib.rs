@@ -42,6 +42,7 @@ mod limits;
 mod log;
 mod options;
 mod page;
+mod salvage;
 mod shm;
 mod space;
 mod storage;
@@ -56,6 +57,7 @@ pub use api::key_lock::KeyLock;
 pub use api::stat::{ProcessStat, Stat};
 pub use error::{Error, Result};
 pub use options::{Durability, Options};
+pub use salvage::{SalvageProgress, SalvageReport, salvage};
 #[cfg(feature = "failpoints")]
 #[doc(hidden)]
 pub use storage::failpoint;

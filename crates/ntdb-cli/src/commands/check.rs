@@ -49,8 +49,8 @@ pub fn run(global: &GlobalOptions, args: &InspectArgs) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Damaged(format!(
-        "{}: damaged, as printed; restore a backup; `ntdb dump` prints what comes before \
-         the first damage, `ntdb get` every value that is whole",
+        "{}: damaged, as printed; restore a backup, or copy what can still be read with \
+         `ntdb recover`",
         args.file.display()
     )))
 }

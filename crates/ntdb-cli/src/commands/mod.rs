@@ -14,5 +14,6 @@ mod load_input;
 mod load_processes;
 mod load_share;
 pub mod load_worker;
+pub mod recover;
 pub mod stat;
 pub mod store;

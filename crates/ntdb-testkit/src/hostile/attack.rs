@@ -25,6 +25,7 @@ pub fn run(scenes: &[Scene], dir: &Path, attack: &[u8]) -> String {
     let [scene, options, edits @ ..] = attack else { return String::new() };
     let scene = &scenes[*scene as usize % scenes.len()];
     write(dir, edit::apply(scene, edits)).expect("write the files");
+    rescue(dir);
     let answers = exercise(&dir.join(FILES[DATA]), *options);
     for name in FILES {
         let len = std::fs::metadata(dir.join(name)).map_or(0, |metadata| metadata.len());
@@ -32,6 +33,33 @@ pub fn run(scenes: &[Scene], dir: &Path, attack: &[u8]) -> String {
         assert!(len <= FILE_BYTES_MAX, "{name} has grown to {len} bytes ({answers})");
     }
     answers
+}
+
+/// As [`run`], but only copies what can be read of the files into a new database.
+///
+/// # Panics
+/// As there.
+pub fn salvage(scenes: &[Scene], dir: &Path, attack: &[u8]) {
+    let [scene, _, edits @ ..] = attack else { return };
+    let scene = &scenes[*scene as usize % scenes.len()];
+    write(dir, edit::apply(scene, edits)).expect("write the files");
+    rescue(dir);
+}
+
+/// Whatever the files are, what is copied is a whole database, or there is none.
+fn rescue(dir: &Path) {
+    let to = dir.join("rescued.ntdb");
+    match ntdb::salvage(dir.join(FILES[DATA]), &to, |_| {}) {
+        Ok(report) => {
+            let db = Db::open(&to).expect("open what was rescued");
+            let check = db.check().expect("check what was rescued");
+            assert!(check.is_clean(), "{check:?} after {report:?}");
+            assert_eq!(check.records, report.records);
+            db.close().expect("close what was rescued");
+            std::fs::remove_file(&to).expect("remove what was rescued");
+        }
+        Err(error) => assert!(!to.exists(), "{error}, and yet there is a file"),
+    }
 }
 
 fn write(dir: &Path, mut files: [Vec<u8>; 4]) -> std::io::Result<()> {

@@ -32,7 +32,7 @@ use crate::types::{PageNo, Run};
 /// What the last users left in memory, if it can be relied on.
 #[derive(Debug)]
 pub struct OldState {
-    pub(super) shm: Shm,
+    pub shm: Shm,
 }
 
 impl OldState {
@@ -46,7 +46,7 @@ impl OldState {
         (fits && same_boot).then_some(OldState { shm })
     }
 
-    pub(super) fn tail(&self) -> u64 {
+    pub fn tail(&self) -> u64 {
         self.shm.control().writer.tail.load(Relaxed)
     }
 
@@ -54,7 +54,7 @@ impl OldState {
         self.shm.control().log.written.load(Relaxed)
     }
 
-    pub(super) fn salt_at(&self, lsn: u64) -> u64 {
+    pub fn salt_at(&self, lsn: u64) -> u64 {
         let words = &self.shm.control().writer;
         if lsn >= words.salt_from.load(Relaxed) {
             words.salt.load(Relaxed)
@@ -154,7 +154,7 @@ impl Chosen {
 
 /// Whether a meta page's counters leave room to count on. They begin at 0 and count bytes and checkpoints, so no database
 /// comes near the bound in a thousand years, and no sum of them overflows.
-fn is_plausible(meta: &Meta) -> bool {
+pub fn is_plausible(meta: &Meta) -> bool {
     const BOUND: u64 = 1 << 62;
     let counters = [meta.sequence, meta.epoch.0, meta.replay_from.0, meta.keep_from.0];
     counters.iter().all(|&counter| counter < BOUND) && meta.record_count < BOUND

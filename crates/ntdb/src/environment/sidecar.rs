@@ -290,7 +290,7 @@ fn is_in_use(shm: &Shm) -> bool {
 }
 
 /// Opens and maps a shared-memory file. A file without a valid header is `InvalidData`.
-pub(super) fn open_shm(path: &Path, access: Access) -> std::io::Result<Shm> {
+pub fn open_shm(path: &Path, access: Access) -> std::io::Result<Shm> {
     let file = match access {
         Access::ReadWrite => File::open(path, Kind::Shm)?,
         _ => File::open_readonly(path, Kind::Shm)?,
