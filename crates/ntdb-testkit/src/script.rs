@@ -300,6 +300,17 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
     for _ in 0..50 {
         ops.push(random_op(rng, 50));
     }
+    // A tree that is given up in several parts, half of which a checkpoint has frozen.
+    for n in 0..300 {
+        ops.push(Op::Put(format!("clear-{n}").into_bytes(), rng.bytes(900)));
+        if n == 200 {
+            ops.push(Op::Checkpoint);
+        }
+    }
+    ops.push(Op::Clear);
+    for _ in 0..50 {
+        ops.push(random_op(rng, 50));
+    }
     ops.push(Op::Checkpoint);
     ops.push(Op::Check);
     ops.push(Op::Reopen);

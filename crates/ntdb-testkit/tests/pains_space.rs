@@ -34,7 +34,7 @@ fn many_updates_of_few_records_fill_the_disk() {
         db.checkpoint().expect("checkpoint");
         let fresh = db.stat().expect("stat").file_bytes;
         // Copy-on-write keeps the durable checkpoint, the running one, and the present: three
-        // times the data, once. After that nothing grows any more.
+        // trees while it is in use, and some room. After that nothing grows any more.
         let half = updates / 2;
         for n in 0..half {
             load(&db, n.wrapping_mul(7_919));
@@ -43,13 +43,24 @@ fn many_updates_of_few_records_fill_the_disk() {
         for n in half..updates {
             load(&db, n.wrapping_mul(7_919));
         }
-        let now = db.stat().expect("stat").file_bytes;
-        println!("{durability:?}: {fresh} bytes fresh, {middle} and {now} after {updates} updates");
-        assert!(now <= fresh * 5, "{durability:?}: from {fresh} to {now} bytes");
-        assert!(now <= middle * 3 / 2, "{durability:?}: from {middle} to {now} bytes");
+        let stat = db.stat().expect("stat");
+        let now = stat.file_bytes;
+        let tree = now - stat.free_bytes - stat.retired_bytes;
+        println!(
+            "{durability:?}: {fresh} bytes fresh, {middle} and {now} after {updates} updates, of \
+             which the tree is {tree}"
+        );
+        assert!(now <= tree * 7 / 2, "{durability:?}: {now} bytes for a tree of {tree}");
+        assert!(now <= middle * 5 / 4, "{durability:?}: from {middle} to {now} bytes");
         lab::demand_clean(&db, "at the end");
         db.close().expect("close");
-        assert!(folder_bytes(dir.path()) <= fresh * 5);
+        // At rest there is one tree, of buckets that have been split a little more.
+        let rest = folder_bytes(dir.path());
+        println!("{durability:?}: {rest} bytes at rest");
+        assert!(rest <= fresh * 3 / 2, "{durability:?}: {fresh} bytes fresh, {rest} at rest");
+        let db = Db::open(&path).expect("open");
+        assert_eq!(db.len().expect("len"), 10_000);
+        lab::demand_clean(&db, "after moving to the front");
     }
 }
 
@@ -92,10 +103,8 @@ fn deleting_everything_frees_nothing() {
         assert!(db.is_empty().expect("len"));
         db.checkpoint().expect("checkpoint");
         db.checkpoint().expect("checkpoint");
-        let stat = db.stat().expect("stat");
-        // Retired pages are taken up again by whoever needs some next.
-        let usable = stat.free_bytes + stat.retired_bytes;
-        assert!(usable > full / 2, "stat shows {usable} of {full} bytes as free or retired");
+        let free = db.stat().expect("stat").free_bytes;
+        assert!(free > full / 2, "stat shows {free} of {full} bytes as free");
         load(round);
         let bytes = db.stat().expect("stat").file_bytes;
         assert!(bytes <= full * 2, "round {round}: {bytes} bytes, at first {full}");
@@ -196,9 +205,56 @@ fn nobody_knows_when_deleted_space_comes_back() {
         after.retired_bytes
     );
     assert!(waiting.free_bytes + waiting.retired_bytes >= before.free_bytes);
-    assert!(after.free_bytes + after.retired_bytes > 4 << 20, "{after:?}");
+    assert!(after.free_bytes > 4 << 20, "{after:?}");
     db.close().expect("close");
     let rest = Db::open(&path).expect("open").stat().expect("stat");
     println!("after a close: free {}, file {}", rest.free_bytes, rest.file_bytes);
-    assert!(rest.free_bytes > 4 << 20 || rest.file_bytes < 2 << 20, "{rest:?}");
+    let back = rest.free_bytes + (after.file_bytes - rest.file_bytes);
+    assert!(back > 4 << 20, "{back} bytes have come back: {rest:?}");
+}
+
+/// Values of their own pages lie at the end of the file, small holes before them.
+#[test]
+fn a_closed_file_is_as_long_as_what_was_deleted_last_had_made_it() {
+    let dir = TempDir::new();
+    let path = dir.path().join("test.ntdb");
+    let db = Options::new().create(true).checkpoint_log_bytes(1 << 20).open(&path).expect("create");
+    let mut rng = Rng::new(5);
+    let mut kept = Vec::new();
+    for n in 0..3_000u32 {
+        let len = [40, 2_000, 9_000, 30_000][n as usize % 4];
+        // Some keys lie with their values.
+        let mut key = n.to_le_bytes().to_vec();
+        if n % 50 == 7 {
+            key.resize(2_000, 1);
+        }
+        let value = rng.bytes(len);
+        db.put(&key, &value).expect("put");
+        if n % 10 == 9 || n >= 2_900 {
+            kept.push((key, value));
+        } else if n % 3 == 0 {
+            assert!(db.delete(&key).expect("delete"));
+        }
+    }
+    for n in 0..2_900u32 {
+        let mut key = n.to_le_bytes().to_vec();
+        if n % 50 == 7 {
+            key.resize(2_000, 1);
+        }
+        if n % 10 != 9 {
+            db.delete(&key).expect("delete");
+        }
+    }
+    let live: usize = kept.iter().map(|(key, value)| key.len() + value.len()).sum();
+    let before = db.stat().expect("stat").file_bytes;
+    db.close().expect("close");
+    let rest = folder_bytes(dir.path());
+    println!("{live} bytes live, {before} in use, {rest} at rest");
+    assert!(rest < live as u64 * 3 / 2 + (1 << 20), "{rest} bytes at rest for {live} live");
+    let db = Db::open(&path).expect("open");
+    lab::demand_clean(&db, "after the move");
+    assert_eq!(db.len().expect("len"), kept.len() as u64);
+    for (key, value) in &kept {
+        assert_eq!(db.get(key).expect("get").as_ref(), Some(value));
+    }
 }

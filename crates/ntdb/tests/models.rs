@@ -318,6 +318,12 @@ fn protocols() -> Vec<Model> {
             retire::moves_survive_deaths(Wrong::Relative)
         ),
         model!(
+            "retire_cuts_early",
+            Fails("is leaked"),
+            2,
+            retire::moves_survive_deaths(Wrong::CutsEarly)
+        ),
+        model!(
             "retire_forgets_note",
             Fails("free and used at once"),
             2,

@@ -19,11 +19,11 @@ use crate::checkpoint::run::{CheckpointGuard, LogStartGuard};
 use crate::core::{Backing, Core};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
+use crate::index::discard;
 use crate::index::locate::Root;
 use crate::index::walk::{self, Item};
 use crate::page::head::{Kind, prefix_of};
 use crate::page::header::{HEADER_BYTES, HEADER_COPY_PAGE, Header};
-use crate::shm::segment::SegmentTable;
 use crate::space::{bits, retire};
 use crate::storage::failpoint::crash_point;
 use crate::transaction::step::list_get;
@@ -77,7 +77,13 @@ pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<Che
     let core = &environment.core;
     let guard = CheckpointGuard::lock(core, deadline)?;
     let moment = {
-        let mut writer = Writer::lock(core, deadline)?;
+        let mut writer = loop {
+            let mut writer = Writer::lock(core, deadline)?;
+            if !discard::is_due(core) {
+                break writer;
+            }
+            discard::part(&mut writer)?;
+        };
         let lists = copy_lists(core)?;
         let file_pages = core.control().readers.file_pages.load(Relaxed);
         let words = (file_pages as u64).div_ceil(64);
@@ -105,14 +111,12 @@ pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<Che
 fn copy_lists(core: &Core) -> Result<Vec<(Run, &'static str)>> {
     let control = core.control();
     let mut listed = Vec::new();
-    let mut queue = |table: &SegmentTable, what| -> Result<()> {
-        for index in table.head.load(Relaxed)..table.len.load(Relaxed) {
-            listed.push((retire::entry(core, table, index)?.run, what));
-        }
-        Ok(())
-    };
-    queue(&control.fresh, "replaced, waiting for readers")?;
-    queue(&control.held, "replaced, held for a checkpoint")?;
+    for (retired, list) in retire::all(core)? {
+        listed.push(match list {
+            retire::List::Fresh => (retired.run, "replaced, waiting for readers"),
+            retire::List::Held => (retired.run, "replaced, held for a checkpoint"),
+        });
+    }
     for (table, what) in [
         (&control.checkpoint_made, "made by a checkpoint"),
         (&control.claim_made, "made by a large operation"),

@@ -11,7 +11,7 @@ use crate::copy::copy_short;
 use crate::core::{Backing, Core};
 use crate::environment::{Environment, attach, private};
 use crate::error::{Error, Result};
-use crate::index::lookup;
+use crate::index::{discard, lookup};
 use crate::log::flush::check_poison;
 use crate::log::record::Op;
 use crate::options::{Durability, Options, deadline_after};
@@ -554,8 +554,16 @@ impl Db {
                 self.environment.make_ring_room(log.len() as u64, deadline)?;
                 continue;
             }
-            break operation::clear(&mut writer, &mut log)?;
+            match operation::clear(&mut writer, &mut log)? {
+                Some(lsn) => break lsn,
+                None => {
+                    drop(writer);
+                    discard::finish(core)?;
+                }
+            }
         };
+        // It is done; if the pages cannot be given up now, others will.
+        let _ = discard::finish(core);
         self.environment.after_change(lsn.0);
         self.promise(Some(lsn))
     }

@@ -7,7 +7,6 @@ use crate::environment::Environment;
 use crate::error::Result;
 use crate::index::lookup;
 use crate::limits::MAX_PROCESSES;
-use crate::shm::segment::SegmentTable;
 use crate::space::{bits, retire};
 use crate::transaction::writer::Writer;
 use crate::types::SlotId;
@@ -79,8 +78,7 @@ pub fn stat(environment: &Environment, deadline: Option<std::time::Instant>) -> 
     };
     let file_pages = control.readers.file_pages.load(Relaxed);
     let free = bits::count_free(core, file_pages);
-    let retired =
-        retired_pages(environment, &control.fresh)? + retired_pages(environment, &control.held)?;
+    let retired: u64 = retire::all(core)?.iter().map(|(retired, _)| retired.run.len as u64).sum();
     let mut stat = Stat {
         page_size: core.page_size as u32,
         records: control.writer.count.load(Relaxed),
@@ -115,13 +113,4 @@ pub fn stat(environment: &Environment, deadline: Option<std::time::Instant>) -> 
         stat.oldest_reader_age = core.pins.era().0.saturating_sub(oldest.era.0);
     }
     Ok(stat)
-}
-
-fn retired_pages(environment: &Environment, table: &SegmentTable) -> Result<u64> {
-    let core = &environment.core;
-    let mut pages = 0;
-    for index in table.head.load(Relaxed)..table.len.load(Relaxed) {
-        pages += retire::entry(core, table, index)?.run.len as u64;
-    }
-    Ok(pages)
 }

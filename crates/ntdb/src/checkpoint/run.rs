@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crate::core::{Backing, Core};
 use crate::error::Result;
+use crate::index::discard;
 use crate::index::locate::Root;
 use crate::index::walk::{self, Side};
 use crate::log::flush::{Logs, check_poison};
@@ -12,6 +13,7 @@ use crate::page::map::group_pages;
 use crate::page::meta::{META_PAGES, Meta};
 use crate::shm::layout::phase;
 use crate::shm::lock::Acquired;
+use crate::space::retire;
 use crate::storage::failpoint::crash_point;
 use crate::transaction::writer::Writer;
 use crate::types::{Epoch, Lsn, SlotId};
@@ -126,7 +128,11 @@ pub fn run(context: &Context, _guard: &CheckpointGuard, purpose: Purpose) -> Res
         // If even this fails, the next holder of the lock tries again.
         let _ = publish::forget(core);
     }
-    result
+    let used_end = result?;
+    // So that nobody who needs a page has to look for what is free now.
+    discard::finish(core)?;
+    retire::settle(core)?;
+    Ok(used_end)
 }
 
 fn write_and_publish(context: &Context, frozen: &Frozen, purpose: Purpose) -> Result<u32> {

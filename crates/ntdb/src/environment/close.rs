@@ -1,23 +1,34 @@
 //! Leaving; and, for the last one out, putting the database to rest: checkpoint, cut the file to what is used, remove the
 //! companions.
+//!
+//! While a database is in use its file has room for the trees of two checkpoints beside the present one. At rest only one of
+//! the three is left, perhaps at the end of the file: then it is moved to the front first, if not too much is to be moved.
 
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
 use crate::checkpoint::publish::{self, sync_data};
 use crate::checkpoint::run::{self, CheckpointGuard, Purpose};
-use crate::core::Backing;
+use crate::core::{Backing, Core};
 use crate::error::{Error, Result};
+use crate::index::relocate;
 use crate::limits::{KEY_STRIPES, MAX_PROCESSES};
+use crate::page::meta::META_PAGES;
+use crate::space::bits;
 use crate::storage::failpoint::{Kind, crash_point};
 use crate::storage::file;
 use crate::storage::ofd::{ATTACH, LockKind, OfdFile, READER, slot_byte, slot_bytes};
+use crate::types::PageNo;
 
 use super::companions::{AttachRecord, data_file};
 use super::{Environment, create, logs};
 
 /// How long to wait for those who are attaching just now. Whoever gives up leaves the companions to the next user.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Most bytes that the last one out moves towards the front of the file, so that nobody waits long for it.
+const MOVE_BYTES_MAX: u64 = 16 << 20;
+/// So many pages less are worth a second checkpoint.
+const GAIN_PAGES_MIN: u32 = 8;
 
 impl Environment {
     /// Detaches this process. The last one out puts the database to rest.
@@ -68,16 +79,22 @@ impl Environment {
             return crate::log::flush::check_poison(core);
         }
         if !unchanged {
-            let used_end = {
-                let guard = CheckpointGuard::lock(core, None)?;
-                run::run(&self.context(), &guard, Purpose::Rest)?
-            };
+            let guard = CheckpointGuard::lock(core, None)?;
+            let mut used_end = run::run(&self.context(), &guard, Purpose::Rest)?;
             crash_point("close.checkpointed");
             publish::write_second(core)?;
             crash_point("close.second");
             let readers = ofd
                 .is_locked_by_other(READER, LockKind::Exclusive)
                 .map_err(|e| core.io("look for readers", e))?;
+            if !readers && let Some(limit) = worth_moving(core, used_end) {
+                // Now that nothing is held any more: towards the front, and a checkpoint of that.
+                relocate::relocate(core, limit)?;
+                crash_point("close.moved");
+                used_end = run::run(&self.context(), &guard, Purpose::Rest)?;
+                crash_point("close.moved.checkpointed");
+            }
+            drop(guard);
             let bytes = used_end as u64 * core.page_size as u64;
             let data = data_file(core);
             if !readers && data.len().map_err(|e| core.io("measure the data file", e))? > bytes {
@@ -102,6 +119,29 @@ impl Environment {
         crash_point("close.removed");
         Ok(())
     }
+}
+
+/// The page before which all of the tree is to be moved, so that the file can be cut there; `None` if that is not worth it.
+/// `end` is where the file could be cut now.
+fn worth_moving(core: &Core, end: u32) -> Option<PageNo> {
+    let most = (MOVE_BYTES_MAX / core.page_size as u64) as u32;
+    let free = bits::count_free(core, end);
+    let (mut free_before, mut moved, mut limit) = (free, 0u32, end);
+    // Directories, the array and the map are copied too, though they lie before the limit.
+    let extra = |moved: u32| moved / 16 + 8;
+    for page in (META_PAGES[1] + 2..end).rev() {
+        if bits::is_used(core, PageNo(page)) {
+            moved += 1;
+        } else {
+            free_before -= 1;
+        }
+        if moved > most || free_before < (moved + extra(moved)) as u64 {
+            break;
+        }
+        limit = page;
+    }
+    let gain = end - limit;
+    (gain >= GAIN_PAGES_MIN && gain >= end / 8).then_some(PageNo(limit))
 }
 
 impl Drop for Environment {

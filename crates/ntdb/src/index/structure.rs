@@ -62,7 +62,7 @@ fn store_root(step: &mut Step, root: Root) {
 }
 
 /// Makes the root array one of the present epoch.
-fn own_array(writer: &mut Writer, path: &Path) -> Result<Progress> {
+pub fn own_array(writer: &mut Writer, path: &Path) -> Result<Progress> {
     let core = writer.core;
     let Some(depth) = path.root.depth else { return Ok(Progress::Ready) };
     let old = path.root.page;
@@ -85,7 +85,7 @@ fn own_array(writer: &mut Writer, path: &Path) -> Result<Progress> {
 }
 
 /// Makes the directory page one of the present epoch.
-fn own_directory(writer: &mut Writer, path: &Path) -> Result<Progress> {
+pub fn own_directory(writer: &mut Writer, path: &Path) -> Result<Progress> {
     let core = writer.core;
     let Some((entry, _)) = path.directory else { return Ok(Progress::Ready) };
     let head = core.head(entry.page)?;

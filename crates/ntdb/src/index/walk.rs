@@ -27,15 +27,17 @@ pub type Visit<'v> = &'v mut dyn FnMut(Item) -> Result<()>;
 
 /// What a tree has at one hash.
 #[derive(Clone, Copy, Debug)]
-struct Spot {
+pub struct Spot {
     /// Directory page and the hash bits that lead to it; `None` if the root is the bucket.
-    directory: Option<(PageNo, u8)>,
-    bucket: PageNo,
+    pub directory: Option<(PageNo, u8)>,
+    /// The bucket.
+    pub bucket: PageNo,
     /// Hash bits that lead to the bucket.
-    bucket_bits: u8,
+    pub bucket_bits: u8,
 }
 
-fn spot(core: &Core, root: Root, hash: u64) -> Result<Spot> {
+/// What the tree below `root` has at `hash`.
+pub fn spot(core: &Core, root: Root, hash: u64) -> Result<Spot> {
     let path = locate::path(core, root, hash)?;
     let depth = lookup::bucket_bits(core, path.bucket, hash)?;
     let directory = path.directory.map(|(entry, _)| (entry.page, entry.prefix_bits));
@@ -55,7 +57,7 @@ pub fn next_range(hash: u64, bits: u8) -> Option<u64> {
 }
 
 /// Whether `hash` begins a range of its leading `bits` bits.
-fn begins(hash: u64, bits: u8) -> bool {
+pub fn begins(hash: u64, bits: u8) -> bool {
     bits == 0 && hash == 0 || bits > 0 && hash & ((1u64 << (64 - bits as u32)) - 1) == 0
 }
 

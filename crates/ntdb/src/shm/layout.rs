@@ -223,7 +223,7 @@ pub struct CheckpointWords {
     pub no_reuse_below: AtomicU32,
 }
 
-/// Free space, apart from the bits themselves. All hints; under the writer lock.
+/// Free space, apart from the bits themselves. Hints, but for the last ones; under the writer lock.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SpaceWords {
@@ -233,14 +233,23 @@ pub struct SpaceWords {
     pub recent_len: AtomicU32,
     /// Retirements since the era advanced.
     pub retirements: AtomicU32,
-    /// Allocations since the held list was filtered.
-    pub since_scan: AtomicU32,
+    /// Zero.
+    pub reserved: AtomicU32,
     /// Changes whenever a hold on an epoch ends.
     pub holds_version: AtomicU64,
-    /// `holds_version` at the last scan.
+    /// `holds_version` when the held list was last begun to be filtered.
     pub scanned_version: AtomicU64,
     /// Pages freed last, re-used first. Hints: a page counts only if its bit says that it is free.
     pub recent: [AtomicU32; RECENT],
+    /// Entries of the held list that an unfinished filtering has read (upper half) and kept (lower half). No hint: those
+    /// between are not in the list.
+    pub held_gap: AtomicU64,
+    /// Root word of a tree that was cleared and is being given up, or 0. These three are no hints.
+    pub cleared_root: AtomicU64,
+    /// The hash from which on it is still to be given up.
+    pub cleared_next: AtomicU64,
+    /// The epoch in which it was cleared.
+    pub cleared_epoch: AtomicU64,
 }
 /// Capacity of the list of recently freed pages.
 pub const RECENT: usize = 1024;

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering::*;
 
-use crate::core::Backing;
+use crate::core::{Backing, Core};
 use crate::error::{Error, Result};
 use crate::shm::layout::RECENT;
 use crate::storage::failpoint::{crash_point, fault};
@@ -22,6 +22,8 @@ const GROWTH_BYTES_MIN: u64 = 64 << 10;
 const GROWTH_BYTES_MAX: u64 = 1 << 20;
 /// Replaced pages that must have gathered before it is worth looking whether they are free.
 const RECLAIM_BATCH: u64 = 32;
+/// How often whoever finds no free page looks at some more replaced ones before the file grows.
+const RECLAIM_PARTS: u32 = 8;
 
 /// Finds `pages` consecutive free pages and leaves them marked free; the caller notes them before it marks them used.
 pub fn find(writer: &mut Writer, pages: u32, may_reclaim: bool) -> Result<PageNo> {
@@ -42,24 +44,39 @@ pub fn find(writer: &mut Writer, pages: u32, may_reclaim: bool) -> Result<PageNo
         return Ok(page);
     }
     if may_reclaim {
-        let freed = retire::reclaim(writer)? + retire::scan_held(writer)?;
-        if freed >= pages as u64
-            && let Some(page) = search(writer, pages)
-        {
-            return Ok(page);
+        for _ in 0..RECLAIM_PARTS {
+            if retire::reclaim(writer)? + retire::filter_held(writer)? == 0 {
+                break;
+            }
+            if let Some(page) = search(writer, pages) {
+                return Ok(page);
+            }
         }
     }
     match grow(writer, pages) {
         Ok(()) => {}
         Err(error @ Error::Full { .. }) if may_reclaim => {
             // The disk is full: whatever is reclaimable counts now.
-            retire::scan_held_now(writer)?;
+            retire::filter_held_now(writer)?;
             return search(writer, pages).ok_or(error);
         }
         Err(error) => return Err(error),
     }
     search(writer, pages)
         .ok_or_else(|| writer.core.corrupt_shm("no free page after the file has grown"))
+}
+
+/// Lets the next pages taken be the first that are free, as opposed to those freed last.
+pub fn prefer_the_front(writer: &Writer) {
+    let space = &writer.core.control().space;
+    space.recent_len.store(0, Relaxed);
+    space.cursor.store(0, Relaxed);
+}
+
+/// Whether `pages` consecutive pages before `limit` are free and may be used.
+pub fn has_room_before(core: &Core, limit: PageNo, pages: u32) -> bool {
+    let lowest = core.control().checkpoint.no_reuse_below.load(Relaxed);
+    bits::find_free_run(core, lowest, limit.0, pages).is_some()
 }
 
 /// The page freed last that is still free.

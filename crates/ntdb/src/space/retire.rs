@@ -8,8 +8,12 @@
 //! Both moves are steps of their own with notes of their own ([`state::RECLAIM`], [`state::SCAN_HELD`]). Their operands are absolute and
 //! their decisions depend only on what the writer lock protects, so that repeating them after a death gives the same.
 //! Freed pages cannot be taken in between, since repair comes before anything else.
+//!
+//! Each step moves a bounded number of runs, so that nobody waits long for the lock. A filtering of the held list that is
+//! not finished leaves a gap: the runs before it are kept, those behind it are still to be looked at. Who ends a hold goes
+//! through the whole list ([`settle`]), with the lock let go between the parts.
 
-use std::sync::atomic::{AtomicU64, Ordering::*, fence};
+use std::sync::atomic::{AtomicU64, Ordering::*};
 
 use crate::core::Core;
 use crate::error::Result;
@@ -26,6 +30,11 @@ use super::allocate;
 pub const ENTRY_BYTES: u64 = 32;
 /// Era advances after so many retirements: pins then hold back at most this many pages too long.
 const RETIREMENTS_PER_ERA: u32 = 16;
+/// Most runs that one step moves, so that it takes some ten microseconds.
+const PART: u64 = 512;
+
+/// In place of the epoch in which pages were replaced: the one in which the step is carried out.
+pub const NOW: Epoch = Epoch(0);
 
 /// A replaced run of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +81,29 @@ pub fn set_entry(core: &Core, table: &SegmentTable, index: u64, retired: &Retire
     Ok(())
 }
 
+/// Where a replaced run waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum List {
+    /// For pins.
+    Fresh,
+    /// For checkpoints.
+    Held,
+}
+
+/// All replaced runs. The caller holds the writer lock, or can do without exactness.
+pub fn all(core: &Core) -> Result<Vec<(Retired, List)>> {
+    let control = core.control();
+    let (kept, read) = held_gap(core);
+    let mut found = Vec::new();
+    for index in control.fresh.head.load(Relaxed)..control.fresh.len.load(Relaxed) {
+        found.push((entry(core, &control.fresh, index)?, List::Fresh));
+    }
+    for index in (0..kept).chain(read..control.held.len.load(Relaxed)) {
+        found.push((entry(core, &control.held, index)?, List::Held));
+    }
+    Ok(found)
+}
+
 /// Fills in what a replacement knows only once it is visible, and extends the queue to `after`.
 pub fn enqueue(core: &Core, before: u64, after: u64) -> Result<()> {
     if after == before {
@@ -79,19 +111,20 @@ pub fn enqueue(core: &Core, before: u64, after: u64) -> Result<()> {
     }
     let control = core.control();
     // The pages are unlinked; a reader that pins from here on does not find them.
-    fence(SeqCst);
-    let era = control.pins.era.load(Relaxed).max(1);
+    let era = core.pins.era_of_retirement();
     let epoch = core.epoch();
     for index in before..after {
         let [_, _, replaced, in_era] = words(core, &control.fresh, index)?;
-        replaced.store(epoch.0, Relaxed);
-        in_era.store(era, Relaxed);
+        if replaced.load(Relaxed) == NOW.0 {
+            replaced.store(epoch.0, Relaxed);
+        }
+        in_era.store(era.0, Relaxed);
     }
     control.fresh.len.store(after, Release);
     let count = control.space.retirements.load(Relaxed) + 1;
     if count >= RETIREMENTS_PER_ERA {
         control.space.retirements.store(0, Relaxed);
-        control.pins.era.store(era + 1, Release);
+        core.pins.advance();
     } else {
         control.space.retirements.store(count, Relaxed);
     }
@@ -132,6 +165,7 @@ pub fn reclaim(writer: &mut Writer) -> Result<u64> {
     let oldest = writer.oldest_pin();
     let mut count = 0;
     while head + count < len
+        && count < PART
         && oldest.is_none_or(|pin| entry_era(core, head + count).is_some_and(|era| era < pin))
     {
         count += 1;
@@ -222,49 +256,76 @@ pub fn redo_compact_fresh(writer: &Writer) -> Result<()> {
     Ok(())
 }
 
-/// Filters the held list, if a hold has gone since the last time and enough pages were taken meanwhile to pay for it.
-pub fn scan_held(writer: &mut Writer) -> Result<u64> {
-    let control = writer.core.control();
-    let space = &control.space;
-    let due = space.since_scan.load(Relaxed) as u64 >= control.held.len.load(Relaxed) / 16;
-    if !due || space.holds_version.load(Relaxed) == space.scanned_version.load(Relaxed) {
-        return Ok(0);
-    }
-    scan_held_now(writer)
+/// The part of the held list, entries from and to, that an unfinished filtering has read and not filled again.
+pub fn held_gap(core: &Core) -> (u64, u64) {
+    let gap = core.control().space.held_gap.load(Relaxed);
+    (gap & 0xffff_ffff, gap >> 32)
 }
 
-/// Filters the held list. Returns the number of pages freed.
-pub fn scan_held_now(writer: &mut Writer) -> Result<u64> {
-    let control = writer.core.control();
-    let len = control.held.len.load(Relaxed);
-    let space = &control.space;
-    space.scanned_version.store(space.holds_version.load(Relaxed), Relaxed);
-    space.since_scan.store(0, Relaxed);
-    if len == 0 {
+/// Whether there may be runs in the held list that nothing holds any more.
+pub fn may_free_held(core: &Core) -> bool {
+    let space = &core.control().space;
+    space.held_gap.load(Relaxed) != 0
+        || space.holds_version.load(Relaxed) != space.scanned_version.load(Relaxed)
+}
+
+/// Filters a part of the held list, if a hold has gone since it was filtered. Returns the number of pages freed.
+pub fn filter_held(writer: &mut Writer) -> Result<u64> {
+    if !may_free_held(writer.core) {
         return Ok(0);
     }
+    filter_part(writer)
+}
+
+/// Filters all of the held list. Returns the number of pages freed.
+pub fn filter_held_now(writer: &mut Writer) -> Result<u64> {
+    let mut freed = 0;
+    // First what an earlier filtering has begun, whose kept runs may be free by now.
+    for _ in 0..2 {
+        loop {
+            freed += filter_part(writer)?;
+            if held_gap(writer.core) == (0, 0) {
+                break;
+            }
+        }
+    }
+    Ok(freed)
+}
+
+fn filter_part(writer: &mut Writer) -> Result<u64> {
+    let control = writer.core.control();
+    let space = &control.space;
+    let len = control.held.len.load(Relaxed);
+    let gap = space.held_gap.load(Relaxed);
+    if gap == 0 {
+        space.scanned_version.store(space.holds_version.load(Relaxed), Relaxed);
+        if len == 0 {
+            return Ok(0);
+        }
+    }
     let before = control.writer.free_pages.load(Relaxed);
-    control.note.operand[0].store(0, Relaxed);
-    control.note.operand[1].store(len, Relaxed);
+    let end = (gap >> 32).saturating_add(PART).min(len);
+    for (operand, value) in control.note.operand.iter().zip([gap, end, len]) {
+        operand.store(value, Relaxed);
+    }
     control.note.set_state(state::SCAN_HELD);
     crash_point("retire.scan.noted");
-    redo_scan_held(writer)?;
+    redo_filter_held(writer)?;
     control.note.set_state(state::IDLE);
     Ok(control.writer.free_pages.load(Relaxed).saturating_sub(before))
 }
 
 /// Goes on with a noted filtering. Progress is one word: entries read in the upper half, entries kept in the lower.
-pub fn redo_scan_held(writer: &Writer) -> Result<()> {
+pub fn redo_filter_held(writer: &Writer) -> Result<()> {
     let core = writer.core;
     let control = core.control();
-    let progress = &control.note.operand[0];
-    let len = control.note.operand[1].load(Relaxed);
+    let [progress, end, len, _] = &control.note.operand;
+    let (end, len) = (end.load(Relaxed), len.load(Relaxed));
     let holds = holds(core);
     loop {
         let (read, kept) = (progress.load(Relaxed) >> 32, progress.load(Relaxed) & 0xffff_ffff);
-        if read >= len {
-            control.held.len.store(kept, Relaxed);
-            return Ok(());
+        if read >= end {
+            break;
         }
         let retired = entry(core, &control.held, read)?;
         let kept = if is_held(core, &holds, &retired) {
@@ -276,5 +337,29 @@ pub fn redo_scan_held(writer: &Writer) -> Result<()> {
         };
         crash_point("retire.scan.entry");
         progress.store((read + 1) << 32 | kept, Relaxed);
+    }
+    let gap = progress.load(Relaxed);
+    let whole = end >= len;
+    if whole {
+        control.held.len.store(gap & 0xffff_ffff, Relaxed);
+        crash_point("retire.scan.len");
+    }
+    control.space.held_gap.store(if whole { 0 } else { gap }, Relaxed);
+    Ok(())
+}
+
+/// Frees what a hold that has ended, and what readers that have gone, were the last to hold back. Lets the writer lock go now
+/// and then.
+pub fn settle(core: &Core) -> Result<()> {
+    loop {
+        let mut writer = Writer::lock(core, None)?;
+        let waited = waiting(core);
+        reclaim(&mut writer)?;
+        filter_held(&mut writer)?;
+        // What pins hold back stays.
+        let goes_on = waiting(core) != 0 && waiting(core) < waited;
+        if !goes_on && !may_free_held(core) {
+            return Ok(());
+        }
     }
 }

@@ -9,7 +9,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::index::locate::{self, Path, Root};
 use crate::index::structure::{self, Progress};
-use crate::index::{lookup, walk};
+use crate::index::{discard, lookup};
 use crate::limits;
 use crate::log::record::Op;
 use crate::page::bucket::{
@@ -543,17 +543,26 @@ pub fn empty_bucket(step: &mut Step) -> Result<PageNo> {
     Ok(number)
 }
 
-/// Deletes everything, by putting an empty tree in place of the present one.
-pub fn clear(writer: &mut Writer, log: &mut LogRecord) -> Result<Lsn> {
+/// Deletes everything, by putting an empty tree in place of the present one, whose pages are given up later: see
+/// [`discard`]. `None`: those of an earlier one are still to be given up.
+pub fn clear(writer: &mut Writer, log: &mut LogRecord) -> Result<Option<Lsn>> {
     let core = writer.core;
+    if discard::is_due(core) {
+        return Ok(None);
+    }
     let root = lookup::current_root(core);
     let mut step = Step::begin(writer);
     let bucket = empty_bucket(&mut step)?;
-    walk::for_each_run(core, root, &mut |item| step.give(item.run, item.made))?;
+    discard::put_away(&mut step, root);
     let place = core.shm.offset_of(&core.control().readers.root) | IN_SHM;
     step.store(place, 8, 1, Root { page: bucket, depth: None }.to_word());
     crash_point("clear.prepared");
-    step.data(log, 0)
+    let lsn = step.data(log, 0)?;
+    // Nobody waits for recovery's lock.
+    while core.is_replaying() && discard::is_due(core) {
+        discard::part(writer)?;
+    }
+    Ok(Some(lsn))
 }
 
 /// The record of `key`.

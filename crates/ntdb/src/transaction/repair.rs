@@ -31,7 +31,7 @@ pub fn repair(writer: &mut Writer) -> Result<()> {
             }
         }
         state::RECLAIM => retire::redo_reclaim(writer)?,
-        state::SCAN_HELD => retire::redo_scan_held(writer)?,
+        state::SCAN_HELD => retire::redo_filter_held(writer)?,
         state::COMPACT_FRESH => retire::redo_compact_fresh(writer)?,
         _ => return Err(core.corrupt_shm("the note is in an impossible state")),
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*, 
 
 use crate::core::Core;
 use crate::error::Result;
+use crate::index::discard;
 use crate::page::bucket::Bucket;
 use crate::shm::note::{MAX_STORES, NO_LSN, state};
 use crate::space::{allocate, bits, retire};
@@ -46,6 +47,13 @@ impl<'w, 'a> Step<'w, 'a> {
         let core = self.writer.core;
         let control = core.control();
         let may_reclaim = self.given == 0;
+        if may_reclaim && self.stores == 0 && discard::is_due(core) && !self.has_taken {
+            // This step has noted nothing yet, so another may come before it.
+            let free = control.writer.free_pages.load(Relaxed);
+            if free < pages as u64 {
+                discard::part(self.writer)?;
+            }
+        }
         let first = allocate::find(self.writer, pages, may_reclaim)?;
         let run = Run { first, len: pages };
         let index = control.taken.len.load(Relaxed);
@@ -61,13 +69,17 @@ impl<'w, 'a> Step<'w, 'a> {
         bits::set_used(core, run)?;
         let free = &control.writer.free_pages;
         free.store(free.load(Relaxed).saturating_sub(pages as u64), Relaxed);
-        control.space.since_scan.fetch_add(pages, Relaxed);
         crash_point("step.take.marked");
         Ok(first)
     }
 
     /// Gives up pages that the step replaces, which were made in epoch `made`.
     pub fn give(&mut self, run: Run, made: Epoch) -> Result<()> {
+        self.give_replaced(run, made, retire::NOW)
+    }
+
+    /// As [`Step::give`], for pages that were replaced in an earlier epoch.
+    pub fn give_replaced(&mut self, run: Run, made: Epoch, replaced: Epoch) -> Result<()> {
         let core = self.writer.core;
         let fresh = &core.control().fresh;
         // Before it is noted: what is noted must be possible to carry out.
@@ -76,7 +88,7 @@ impl<'w, 'a> Step<'w, 'a> {
         core.shm
             .grow(fresh, (index + 1) * retire::ENTRY_BYTES)
             .map_err(|e| core.io("grow the shared state", e))?;
-        let retired = retire::Retired { run, made, replaced: Epoch(0), era: Default::default() };
+        let retired = retire::Retired { run, made, replaced, era: Default::default() };
         retire::set_entry(core, fresh, index, &retired)?;
         self.given += 1;
         Ok(())

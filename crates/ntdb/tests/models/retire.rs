@@ -32,6 +32,8 @@ pub enum Wrong {
     HoldsTooShort,
     /// A redo goes on from the held list's present length.
     Relative,
+    /// The held list is cut as it is filtered.
+    CutsEarly,
     /// The queue is moved to its front although source and destination overlap.
     Overlaps,
     /// A finder disarms the note without doing what it says.
@@ -74,7 +76,7 @@ impl List {
 /// The note's state.
 const IDLE: u64 = 0;
 const RECLAIM: u64 = 3;
-const SCAN_HELD: u64 = 4;
+const FILTER_HELD: u64 = 4;
 const COMPACT_FRESH: u64 = 5;
 
 struct Shared {
@@ -94,6 +96,8 @@ struct Shared {
     durable_root: AtomicU64,
     fresh: List,
     held: List,
+    /// What an unfinished filtering has read and kept of the held list.
+    held_gap: AtomicU64,
     state: AtomicU64,
     operand: [AtomicU64; 4],
     writer: Mutex<()>,
@@ -120,6 +124,7 @@ impl Shared {
             durable_root: zero(),
             fresh: List::default(),
             held: List::default(),
+            held_gap: zero(),
             state: zero(),
             operand: [zero(), zero(), zero(), zero()],
             writer: Mutex::new(()),
@@ -241,29 +246,39 @@ impl Shared {
         Ok(())
     }
 
-    /// `retire::scan_held_now`.
-    fn scan_held(&self, life: &Life) -> Result<(), Killed> {
+    /// `retire::filter_held_now`, one run at a time.
+    fn filter_held(&self, life: &Life) -> Result<(), Killed> {
+        loop {
+            self.filter_part(life)?;
+            if self.held_gap.load(Relaxed) == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// `retire::filter_part`.
+    fn filter_part(&self, life: &Life) -> Result<(), Killed> {
+        let (gap, len) = (self.held_gap.load(Relaxed), self.held.len.load(Relaxed));
+        let end = ((gap >> 32) + 1).min(len);
+        for (operand, value) in self.operand.iter().zip([gap, end, len]) {
+            life.step()?;
+            operand.store(value, Relaxed);
+        }
         life.step()?;
-        self.operand[0].store(0, Relaxed);
-        life.step()?;
-        self.operand[1].store(self.held.len.load(Relaxed), Relaxed);
-        life.step()?;
-        self.state.store(SCAN_HELD, Release);
+        self.state.store(FILTER_HELD, Release);
         self.redo(life)?;
         life.step()?;
         self.state.store(IDLE, Release);
         Ok(())
     }
 
-    fn redo_scan_held(&self, life: &Life) -> Result<(), Killed> {
-        let len = self.operand[1].load(Relaxed);
+    fn redo_filter_held(&self, life: &Life) -> Result<(), Killed> {
+        let (end, len) = (self.operand[1].load(Relaxed), self.operand[2].load(Relaxed));
         loop {
             let progress = self.operand[0].load(Relaxed);
             let (read, kept) = (progress >> 32, progress & 0xffff_ffff);
-            if read >= len {
-                life.step()?;
-                self.held.len.store(kept, Relaxed);
-                return Ok(());
+            if read >= end {
+                break;
             }
             let entry = self.held.entries[read as usize].get();
             life.step()?;
@@ -275,13 +290,20 @@ impl Shared {
                 kept
             };
             life.step()?;
-            if self.wrong == Wrong::Relative {
-                // The list is cut as it is read.
+            if self.wrong == Wrong::CutsEarly {
                 self.held.len.store(kept, Relaxed);
                 life.step()?;
             }
             self.operand[0].store((read + 1) << 32 | kept, Relaxed);
         }
+        let gap = self.operand[0].load(Relaxed);
+        if end >= len {
+            life.step()?;
+            self.held.len.store(gap & 0xffff_ffff, Relaxed);
+        }
+        life.step()?;
+        self.held_gap.store(if end >= len { 0 } else { gap }, Relaxed);
+        Ok(())
     }
 
     /// `retire::compact_fresh`; the code does it when the queue is long.
@@ -320,7 +342,7 @@ impl Shared {
         match self.state.load(Acquire) {
             COMPACT_FRESH => self.redo_compact_fresh(life),
             RECLAIM => self.redo_reclaim(life),
-            SCAN_HELD => self.redo_scan_held(life),
+            FILTER_HELD => self.redo_filter_held(life),
             _ => Ok(()),
         }
     }
@@ -340,9 +362,16 @@ impl Shared {
         Ok(())
     }
 
+    fn held_pages(&self) -> Vec<u64> {
+        let gap = self.held_gap.load(Relaxed);
+        let (kept, read) = (gap & 0xffff_ffff, gap >> 32);
+        let indices = (0..kept).chain(read..self.held.len.load(Relaxed));
+        indices.map(|index| self.held.entries[index as usize].get()[0]).collect()
+    }
+
     /// Every page has one use, or none and is free.
     fn verify(&self) {
-        let (fresh, held) = (self.fresh.pages(), self.held.pages());
+        let (fresh, held) = (self.fresh.pages(), self.held_pages());
         let used = self.used.load(Relaxed);
         for page in 0..PAGES as u64 {
             let listed = fresh.iter().chain(&held).filter(|&&listed| listed == page).count();
@@ -420,7 +449,7 @@ pub fn checkpoints_keep_their_pages(setting: &Setting, wrong: Wrong) -> usize {
         for change in 2..=4 {
             let _writer = shared.writer.lock().unwrap();
             shared.reclaim(&Life::long()).unwrap();
-            shared.scan_held(&Life::long()).unwrap();
+            shared.filter_held(&Life::long()).unwrap();
             assert!(shared.change(100 * change), "pages are held back for nothing");
         }
         checkpointer.join().unwrap();
@@ -444,7 +473,7 @@ pub fn moves_survive_deaths(setting: &Setting, wrong: Wrong) -> usize {
                     life.step()?;
                     shared.finish_checkpoint();
                 }
-                shared.scan_held(life)
+                shared.filter_held(life)
             };
             // Replaced: 0, which the durable checkpoint has; 1, which the running one has; 2, which none has.
             assert!(shared.change(200));
@@ -456,7 +485,7 @@ pub fn moves_survive_deaths(setting: &Setting, wrong: Wrong) -> usize {
             shared.verify();
             moves(&Life::long()).unwrap();
             shared.verify();
-            assert_eq!(shared.held.pages(), [1], "held: the durable checkpoint's page alone");
+            assert_eq!(shared.held_pages(), [1], "held: the durable checkpoint's page alone");
             assert!(shared.change(500) && shared.change(600));
             shared.verify();
         })

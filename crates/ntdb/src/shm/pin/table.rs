@@ -112,16 +112,13 @@ impl PinTable {
     }
 
     /// The era to note beside what has just been unlinked: no page unlinked before this call may be
-    /// re-used until every pin is greater. For tests:
-    /// the engine does this with the words of the shared state, in `space::retire`.
-    #[cfg(test)]
+    /// re-used until every pin is greater.
     pub fn era_of_retirement(&self) -> Era {
         fence(Ordering::SeqCst);
         self.era()
     }
 
-    /// Begins a new era. Returns it. For tests: the engine stores the new era under the writer lock.
-    #[cfg(test)]
+    /// Begins a new era. Returns it.
     pub fn advance(&self) -> Era {
         Era(self.era_word().fetch_add(1, Ordering::AcqRel) + 1)
     }
