@@ -233,8 +233,8 @@ pub struct SpaceWords {
     pub recent_len: AtomicU32,
     /// Retirements since the era advanced.
     pub retirements: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
+    /// The file is known to be allocated up to this page, if that is beyond `file_pages`.
+    pub allocated_pages: AtomicU32,
     /// Changes whenever a hold on an epoch ends.
     pub holds_version: AtomicU64,
     /// `holds_version` when the held list was last begun to be filtered.

@@ -2,10 +2,11 @@
 //!
 //! Pages freed last are re-used first, since they are still in the caches; then whatever the bits say is free; then the
 //! file grows. Growth is allocated by the file system before it is touched, so that a full disk is an error code and
-//! never a signal, and it becomes visible by the single store of `file_pages`: a writer that dies before leaves a longer
+//! never a signal (for large values before the writer lock is taken: [`allocate_ahead`]), and it becomes visible by the single store of `file_pages`: a writer that dies before leaves a longer
 //! file than that, which the next growth takes over.
 
 use std::sync::atomic::Ordering::*;
+use std::time::Instant;
 
 use crate::core::{Backing, Core};
 use crate::error::{Error, Result};
@@ -24,34 +25,13 @@ const GROWTH_BYTES_MAX: u64 = 1 << 20;
 const RECLAIM_BATCH: u64 = 32;
 /// How often whoever finds no free page looks at some more replaced ones before the file grows.
 const RECLAIM_PARTS: u32 = 8;
+/// How often to allocate ahead, if others are always faster.
+const AHEAD_ATTEMPTS: u32 = 4;
 
 /// Finds `pages` consecutive free pages and leaves them marked free; the caller notes them before it marks them used.
 pub fn find(writer: &mut Writer, pages: u32, may_reclaim: bool) -> Result<PageNo> {
-    if pages == 1
-        && let Some(page) = recent(writer)
-    {
+    if let Some(page) = find_present(writer, pages, may_reclaim)? {
         return Ok(page);
-    }
-    if may_reclaim && retire::waiting(writer.core) >= RECLAIM_BATCH {
-        retire::reclaim(writer)?;
-        if pages == 1
-            && let Some(page) = recent(writer)
-        {
-            return Ok(page);
-        }
-    }
-    if let Some(page) = search(writer, pages) {
-        return Ok(page);
-    }
-    if may_reclaim {
-        for _ in 0..RECLAIM_PARTS {
-            if retire::reclaim(writer)? + retire::filter_held(writer)? == 0 {
-                break;
-            }
-            if let Some(page) = search(writer, pages) {
-                return Ok(page);
-            }
-        }
     }
     match grow(writer, pages) {
         Ok(()) => {}
@@ -64,6 +44,77 @@ pub fn find(writer: &mut Writer, pages: u32, may_reclaim: bool) -> Result<PageNo
     }
     search(writer, pages)
         .ok_or_else(|| writer.core.corrupt_shm("no free page after the file has grown"))
+}
+
+/// As [`find`], without letting the file grow.
+fn find_present(writer: &mut Writer, pages: u32, may_reclaim: bool) -> Result<Option<PageNo>> {
+    if pages == 1
+        && let Some(page) = recent(writer)
+    {
+        return Ok(Some(page));
+    }
+    if may_reclaim && retire::waiting(writer.core) >= RECLAIM_BATCH {
+        retire::reclaim(writer)?;
+        if pages == 1
+            && let Some(page) = recent(writer)
+        {
+            return Ok(Some(page));
+        }
+    }
+    if let Some(page) = search(writer, pages) {
+        return Ok(Some(page));
+    }
+    if may_reclaim {
+        for _ in 0..RECLAIM_PARTS {
+            if retire::reclaim(writer)? + retire::filter_held(writer)? == 0 {
+                break;
+            }
+            if let Some(page) = search(writer, pages) {
+                return Ok(Some(page));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Sees to it, without the writer lock, that whoever takes `pages` pages under it will not have to wait for the file system to
+/// allocate them. Nobody else sees anything of it, and whoever grows the file next may use what was allocated, so a death
+/// here leaves nothing.
+pub fn allocate_ahead(core: &Core, pages: u32, deadline: Option<Instant>) -> Result<()> {
+    if core.backing != Backing::Shared {
+        return Ok(());
+    }
+    let space = &core.control().space;
+    // Others may grow the file into it meanwhile.
+    for _ in 0..AHEAD_ATTEMPTS {
+        let present = {
+            let mut writer = Writer::lock(core, deadline)?;
+            if find_present(&mut writer, pages, true)?.is_some() {
+                return Ok(());
+            }
+            core.control().readers.file_pages.load(Relaxed)
+        };
+        let growth = growth_pages(core, present, pages);
+        let end = (present as u64 + growth).min(u32::MAX as u64) as u32;
+        let from = space.allocated_pages.load(Acquire).max(present);
+        if end <= from {
+            return Ok(());
+        }
+        if allocate_file(core, from, end).is_err() {
+            // Under the lock there may be another way, or an error that says which.
+            return Ok(());
+        }
+        crash_point("space.ahead.allocated");
+        space.allocated_pages.fetch_max(end, AcqRel);
+    }
+    Ok(())
+}
+
+/// Allocates pages of the file, from and to.
+fn allocate_file(core: &Core, from: u32, to: u32) -> std::io::Result<()> {
+    let data = core.data.as_ref().expect("a shared database has a file");
+    let page_bytes = core.page_size as u64;
+    data.allocate(from as u64 * page_bytes, (to - from) as u64 * page_bytes)
 }
 
 /// Lets the next pages taken be the first that are free, as opposed to those freed last.
@@ -133,17 +184,21 @@ fn search(writer: &Writer, pages: u32) -> Option<PageNo> {
 
 /// Lets the file grow by at least `pages` pages.
 fn grow(writer: &mut Writer, pages: u32) -> Result<()> {
-    let core = writer.core;
-    let page_bytes = core.page_size as u64;
-    let present = core.control().readers.file_pages.load(Relaxed);
-    let eighth = (present as u64 * page_bytes / 8).clamp(GROWTH_BYTES_MIN, GROWTH_BYTES_MAX);
-    let generous = (eighth / page_bytes).max(pages as u64).max(1);
+    let present = writer.core.control().readers.file_pages.load(Relaxed);
+    let generous = growth_pages(writer.core, present, pages);
     match grow_by(writer, present, generous) {
         Err(Error::Full { .. }) if generous > pages as u64 => {
             grow_by(writer, present, pages as u64)
         }
         result => result,
     }
+}
+
+/// By how many pages a file of `present` pages grows if `pages` are needed.
+fn growth_pages(core: &Core, present: u32, pages: u32) -> u64 {
+    let page_bytes = core.page_size as u64;
+    let eighth = (present as u64 * page_bytes / 8).clamp(GROWTH_BYTES_MIN, GROWTH_BYTES_MAX);
+    (eighth / page_bytes).max(pages as u64).max(1)
 }
 
 fn grow_by(writer: &mut Writer, present: u32, pages: u64) -> Result<()> {
@@ -165,9 +220,10 @@ fn grow_by(writer: &mut Writer, present: u32, pages: u64) -> Result<()> {
     }
     crash_point("space.grow.tables");
     if core.backing == Backing::Shared {
-        let data = core.data.as_ref().expect("a shared database has a file");
-        let offset = present as u64 * core.page_size as u64;
-        data.allocate(offset, pages * core.page_size as u64).map_err(full)?;
+        let from = control.space.allocated_pages.load(Acquire).max(present);
+        if from < new {
+            allocate_file(core, from, new).map_err(full)?;
+        }
     }
     core.secure_mapping(new)?;
     crash_point("space.grow.allocated");
@@ -189,4 +245,44 @@ pub fn free(writer: &Writer, run: Run) -> Result<()> {
         remember(writer, PageNo(page));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Db;
+    use crate::transaction::step::Step;
+
+    /// Taking a long run under the writer lock finds the file allocated, also if others have grown it meanwhile.
+    #[test]
+    fn what_is_allocated_ahead_is_not_allocated_under_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = Db::create(dir.path().join("a.ntdb")).unwrap();
+        let core = &db.environment().core;
+        let length = || core.data.as_ref().unwrap().len().unwrap();
+        let pages = 3_000;
+        allocate_ahead(core, pages, None).unwrap();
+        let before = length();
+        assert!(before >= pages as u64 * core.page_size as u64);
+        let file_pages = core.control().readers.file_pages.load(Relaxed);
+        assert!(file_pages < pages, "the file's length in pages does not change by it");
+        for n in 0..2_000u32 {
+            db.put(&n.to_le_bytes(), &[1; 100]).unwrap();
+        }
+        assert!(core.control().readers.file_pages.load(Relaxed) > file_pages);
+        assert_eq!(length(), before, "growth has used what was allocated");
+        allocate_ahead(core, pages, None).unwrap();
+        let before = length();
+        let mut writer = Writer::lock(core, None).unwrap();
+        let mut step = Step::begin(&mut writer);
+        let first = step.take(pages).unwrap();
+        assert_eq!(length(), before);
+        assert!(core.run(first, pages).is_ok());
+        drop(step);
+        drop(writer);
+        assert!(db.check().unwrap().is_clean());
+        db.close().unwrap();
+        let rest = std::fs::metadata(dir.path().join("a.ntdb")).unwrap().len();
+        assert!(rest < 2 << 20, "{rest} bytes at rest");
+    }
 }

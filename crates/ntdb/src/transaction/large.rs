@@ -16,6 +16,7 @@ use crate::limits::{MAX_RECORD_BYTES, RING_BYTES};
 use crate::log::record::Op;
 use crate::page::record::{Extent, Record};
 use crate::shm::lock::Acquired;
+use crate::space::allocate;
 use crate::storage::failpoint::crash_point;
 use crate::types::{Lsn, Run};
 
@@ -218,6 +219,7 @@ pub fn has_room(core: &Core, bytes: u64) -> bool {
 
 /// Takes an extent for the running large operation, and lists it in the same step.
 fn take(core: &Core, pages: u32, deadline: Option<Instant>) -> Result<Extent> {
+    allocate::allocate_ahead(core, pages, deadline)?;
     let mut writer = Writer::lock(core, deadline)?;
     let made = &core.control().claim_made;
     let index = made.len.load(Relaxed);
