@@ -728,6 +728,13 @@ fn a_database_in_use_is_read_by_the_document() {
     let used = num(&shm, 9600, 8) as usize;
     assert!(used >= 1_572_864);
     assert_eq!(shm[used] & 0xf, 0xf, "the header and the metas are used");
+    // What is summed up of the first group, if it is: the free pages are at most all.
+    let groups = num(&shm, 11_456, 8) as usize;
+    assert!(groups >= 1_572_864);
+    let summary = num(&shm, groups, 8);
+    let (free, longest) = (summary & 0x1fff, summary >> 39 & 0x1fff);
+    assert!(summary == 0 || summary >> 63 == 1 && longest <= free && free <= 4096);
+    assert_eq!(num(&shm, 9512, 8), 0, "no cleared tree is being given up");
 
     // A held key lock.
     let stripe = |key: &[u8]| 339_968 + 16 * (reader.hash(key) >> 23 & 4095) as usize;

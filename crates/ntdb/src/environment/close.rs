@@ -82,8 +82,6 @@ impl Environment {
             let guard = CheckpointGuard::lock(core, None)?;
             let mut used_end = run::run(&self.context(), &guard, Purpose::Rest)?;
             crash_point("close.checkpointed");
-            publish::write_second(core)?;
-            crash_point("close.second");
             let readers = ofd
                 .is_locked_by_other(READER, LockKind::Exclusive)
                 .map_err(|e| core.io("look for readers", e))?;
@@ -95,6 +93,8 @@ impl Environment {
                 crash_point("close.moved.checkpointed");
             }
             drop(guard);
+            publish::write_second(core)?;
+            crash_point("close.second");
             let bytes = used_end as u64 * core.page_size as u64;
             let data = data_file(core);
             if !readers && data.len().map_err(|e| core.io("measure the data file", e))? > bytes {

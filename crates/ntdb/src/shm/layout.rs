@@ -314,6 +314,8 @@ pub struct Control {
     pub claim_made: SegmentTable,
     /// Held while the first log file is made and announced.
     pub log_start_lock: RobustLock,
+    /// Word per 4096 pages that sums up what is free among them (see `space::bits`). Hints.
+    pub used_groups: SegmentTable,
 }
 
 /// One attached process.

@@ -129,6 +129,7 @@ impl Shm {
             &control.taken,
             &control.checkpoint_made,
             &control.claim_made,
+            &control.used_groups,
         ]
         .iter()
         .map(|table| table.end_offset())

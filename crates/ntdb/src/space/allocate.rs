@@ -15,6 +15,7 @@ use crate::storage::failpoint::{crash_point, fault};
 use crate::transaction::writer::Writer;
 use crate::types::{PageNo, Run};
 
+use super::bits::Search;
 use super::{bits, retire};
 
 /// The file grows by an eighth of itself, but at least this many bytes (a small database stays small) ...
@@ -127,7 +128,7 @@ pub fn prefer_the_front(writer: &Writer) {
 /// Whether `pages` consecutive pages before `limit` are free and may be used.
 pub fn has_room_before(core: &Core, limit: PageNo, pages: u32) -> bool {
     let lowest = core.control().checkpoint.no_reuse_below.load(Relaxed);
-    bits::find_free_run(core, lowest, limit.0, pages).is_some()
+    Search::new(core).find_run(lowest, limit.0, pages).is_some()
 }
 
 /// The page freed last that is still free.
@@ -170,13 +171,16 @@ fn search(writer: &Writer, pages: u32) -> Option<PageNo> {
     let file_pages = control.readers.file_pages.load(Relaxed);
     let lowest = control.checkpoint.no_reuse_below.load(Relaxed).min(file_pages);
     let cursor = control.space.cursor.load(Relaxed).clamp(lowest, file_pages);
-    let found = bits::find_free_run(writer.core, cursor, file_pages, pages).or_else(|| {
+    let mut search = Search::new(writer.core);
+    let found = search.find_run(cursor, file_pages, pages).or_else(|| {
         let end = cursor.saturating_add(pages).min(file_pages);
-        bits::find_free_run(writer.core, lowest, end, pages)
+        search.find_run(lowest, end, pages)
     });
     match found {
         Some(page) => control.space.cursor.store(page.0 + pages, Relaxed),
-        None if pages == 1 && lowest == 0 => control.writer.free_pages.store(0, Relaxed),
+        None if pages == 1 && lowest == 0 && search.is_complete() => {
+            control.writer.free_pages.store(0, Relaxed);
+        }
         None => {}
     }
     found
@@ -213,9 +217,11 @@ fn grow_by(writer: &mut Writer, present: u32, pages: u64) -> Result<()> {
     if let Some(error) = fault("allocate:shm") {
         return Err(core.io("grow the shared state", error));
     }
-    for (table, bytes) in
-        [(&control.used_bits, bits::table_bytes(new)), (&control.page_states, new as u64)]
-    {
+    for (table, bytes) in [
+        (&control.used_bits, bits::table_bytes(new)),
+        (&control.used_groups, bits::groups_bytes(new)),
+        (&control.page_states, new as u64),
+    ] {
         core.shm.grow(table, bytes).map_err(|e| core.io("grow the shared state", e))?;
     }
     crash_point("space.grow.tables");
@@ -227,6 +233,7 @@ fn grow_by(writer: &mut Writer, present: u32, pages: u64) -> Result<()> {
     }
     core.secure_mapping(new)?;
     crash_point("space.grow.allocated");
+    bits::forget_groups(core, Run { first: PageNo(present), len: new - present });
     control.readers.file_pages.store(new, Release);
     control.writer.free_pages.fetch_add(pages, Relaxed);
     control.space.cursor.store(present, Relaxed);
