@@ -223,7 +223,10 @@ fn filler(rng: &mut Rng) -> Vec<u8> {
 }
 
 fn key(rng: &mut Rng, keys: u64) -> Vec<u8> {
-    let n = rng.below(keys);
+    key_number(rng.below(keys))
+}
+
+fn key_number(n: u64) -> Vec<u8> {
     let mut key = format!("key-{n}").into_bytes();
     if n % 37 == 5 {
         key.resize(1_500, b'-');
@@ -314,6 +317,17 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
     ops.push(Op::Checkpoint);
     ops.push(Op::Check);
     ops.push(Op::Reopen);
+    for _ in 0..20 {
+        ops.push(random_op(rng, 50));
+    }
+    // Several buckets, of which nothing is left in the end: one is enough.
+    for n in 0..30 {
+        ops.push(Op::Put(format!("last-{n}").into_bytes(), rng.bytes(900)));
+    }
+    for n in 0..50 {
+        ops.push(Op::Delete(key_number(n)));
+        ops.push(Op::Delete(format!("last-{n}").into_bytes()));
+    }
     for _ in 0..20 {
         ops.push(random_op(rng, 50));
     }

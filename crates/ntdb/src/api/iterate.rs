@@ -179,6 +179,8 @@ fn visit_bucket(
 ) -> Result<(bool, u8)> {
     let head = locate::bucket_page(core, lookup::current_root(core), hash)?;
     let bits = lookup::bucket_bits(core, head, hash)?;
+    // The bucket was joined with the one before it, which was visited by itself.
+    let joined = !walk::begins(hash, bits);
     let mut page = head;
     let mut steps = 0;
     loop {
@@ -199,6 +201,9 @@ fn visit_bucket(
             room = room
                 .checked_sub(record.len)
                 .ok_or_else(|| core.corrupt(page, page_bucket::OVERLAP))?;
+            if joined && core.hash_of(&record)? < hash {
+                continue;
+            }
             if f(core.key_of(&record)?, core.value_of(&record)?).is_break() {
                 return Ok((true, bits));
             }

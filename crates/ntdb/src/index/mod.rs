@@ -7,8 +7,8 @@
 //! entry names a directory page, how many leading bits lead to that page and how many of the following bits index it. The
 //! directory's entry names the bucket. Each level grows by itself and by one page at a time.
 //!
-//! [`locate`] finds the way down, [`lookup`] a record, [`walk`] everything; [`build`] makes new bucket pages from old ones, [`structure`] are the steps by which the tree
-//! changes its shape, [`relocate`] moves it towards the front of the file, and [`discard`] gives up one that
+//! [`locate`] finds the way down, [`lookup`] a record, [`walk`] everything; [`build`] makes new bucket pages from old ones,
+//! [`structure`] are the steps by which the tree grows, [`shrink`] those by which it becomes smaller, [`relocate`] moves it towards the front of the file, and [`discard`] gives up one that
 //! was cleared.
 
 pub mod build;
@@ -16,5 +16,6 @@ pub mod discard;
 pub mod locate;
 pub mod lookup;
 pub mod relocate;
+pub mod shrink;
 pub mod structure;
 pub mod walk;

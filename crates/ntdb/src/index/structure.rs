@@ -55,7 +55,7 @@ fn set_identity(core: &Core, page: PageNo) -> Result<&PageHead> {
     Ok(head)
 }
 
-fn store_root(step: &mut Step, root: Root) {
+pub fn store_root(step: &mut Step, root: Root) {
     let core = step.core();
     let place = core.shm.offset_of(&core.control().readers.root) | IN_SHM;
     step.store(place, 8, 1, root.to_word());
@@ -109,10 +109,22 @@ pub fn own_directory(writer: &mut Writer, path: &Path) -> Result<Progress> {
 }
 
 /// Stores `entry` into part `part` of `parts` of the root array's range for the path's directory.
-fn store_array(step: &mut Step, path: &Path, part: usize, parts: usize, entry: DirectoryRef) {
+pub fn store_array(step: &mut Step, path: &Path, part: usize, parts: usize, entry: DirectoryRef) {
     let (old, _) = path.directory.expect("a root array has directories");
+    store_directory(step, path, old.prefix_bits, part, parts, entry);
+}
+
+/// As [`store_array`], in the range of the leading `bits` bits.
+pub fn store_directory(
+    step: &mut Step,
+    path: &Path,
+    bits: u8,
+    part: usize,
+    parts: usize,
+    entry: DirectoryRef,
+) {
     let depth = path.root.depth.expect("a directory lies below a root array");
-    let range = 1usize << (depth - old.prefix_bits);
+    let range = 1usize << (depth - bits);
     let first = path.array_index & !(range - 1);
     let len = range / parts;
     let place = step.core().place(path.root.page, locate::array_offset(first + part * len));
@@ -120,7 +132,7 @@ fn store_array(step: &mut Step, path: &Path, part: usize, parts: usize, entry: D
 }
 
 /// Stores `bucket` into part `part` of `parts` of what refers to the path's bucket, which has `depth`.
-fn store_bucket(
+pub fn store_bucket(
     step: &mut Step,
     path: &Path,
     depth: u8,
@@ -141,7 +153,7 @@ fn store_bucket(
 }
 
 /// Depth of the path's bucket, checked against what refers to it.
-fn bucket_depth(core: &Core, path: &Path) -> Result<u8> {
+pub fn bucket_depth(core: &Core, path: &Path) -> Result<u8> {
     let depth = core.bucket(path.bucket)?.head().depth.load(Relaxed);
     let least = path.directory.map_or(0, |(entry, _)| entry.prefix_bits);
     if depth < least || depth > path.entry_depth() {
@@ -150,7 +162,8 @@ fn bucket_depth(core: &Core, path: &Path) -> Result<u8> {
     Ok(depth)
 }
 
-fn give_pages(step: &mut Step, pages: &[PageNo]) -> Result<()> {
+/// Gives up single pages.
+pub fn give_pages(step: &mut Step, pages: &[PageNo]) -> Result<()> {
     for &page in pages {
         let made = step.core().head(page)?.epoch();
         step.give(Run { first: page, len: 1 }, made)?;
@@ -193,6 +206,11 @@ pub fn own_bucket(writer: &mut Writer, path: &Path) -> Result<Progress> {
     count(core, |counters| &counters.copies);
     step.structure()?;
     Ok(Progress::Stepped)
+}
+
+/// Copies the live records of an overflow chain to as few pages as leave some room in each.
+pub fn repack(writer: &mut Writer, path: &Path, chain: &[PageNo]) -> Result<Progress> {
+    rebuild(writer, path, chain, CHAIN_FILL_PERCENT, Load::default())
 }
 
 /// Copies the live records of a bucket to new pages, leaving out the dead.
@@ -338,7 +356,7 @@ fn split(
 }
 
 /// Writes a new directory page whose entries are given by `entry_at`.
-fn new_directory(
+pub fn new_directory(
     step: &mut Step,
     prefix_bits: u8,
     index_bits: u8,
@@ -365,7 +383,7 @@ fn new_directory(
 }
 
 /// Writes a new root array.
-fn new_array(
+pub fn new_array(
     step: &mut Step,
     depth: u8,
     directories: u32,

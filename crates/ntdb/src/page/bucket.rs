@@ -456,6 +456,13 @@ impl<'a> Bucket<'a> {
         }
     }
 
+    /// Bytes of the live records, by the header's hints.
+    #[inline]
+    pub fn live_bytes(&self) -> usize {
+        let used = self.free_offset().min(self.size) - self.records_start();
+        used.saturating_sub(self.head().dead.load(Relaxed) as usize)
+    }
+
     /// The live records, by the header's hints.
     pub fn load(&self) -> Load {
         let records =

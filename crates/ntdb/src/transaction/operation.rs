@@ -9,7 +9,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::index::locate::{self, Path, Root};
 use crate::index::structure::{self, Progress};
-use crate::index::{discard, lookup};
+use crate::index::{discard, lookup, shrink};
 use crate::limits;
 use crate::log::record::Op;
 use crate::page::bucket::{
@@ -391,7 +391,12 @@ pub fn delete(
         }
         step.store(core.place(page, bucket.tag_place(found.slot)), 1, 1, after as u64);
         let count = core.control().writer.count.load(Relaxed).saturating_sub(1);
-        return step.data(log, count).map(Some);
+        let lsn = step.data(log, count)?;
+        if shrink::is_worth_a_look(&bucket, found.record.len) {
+            // The record is gone; the tree's shape can wait for another time.
+            let _ = shrink::shrink(writer, hash);
+        }
+        return Ok(Some(lsn));
     }
 }
 
