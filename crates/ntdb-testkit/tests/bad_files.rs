@@ -14,17 +14,24 @@ use ntdb_testkit::lab::{self, Lab, PATIENCE, reported};
 use ntdb_testkit::mount::SmallDisk;
 use ntdb_testkit::worker::damaged::{DAMAGE, contents};
 
-/// Makes the folder `original` with a database at rest, or as a crash leaves it.
+/// Makes the folder `original` with a database at rest, or as a crash leaves it, all of it durable.
 fn original(lab: &Lab, crashed: bool) -> PathBuf {
+    original_with(lab, crashed, 0)
+}
+
+/// As [`original`], but the last `relaxed` records are in the ring of the shared memory only.
+fn original_with(lab: &Lab, crashed: bool, relaxed: usize) -> PathBuf {
     let folder = lab.dir().join("original");
     std::fs::create_dir(&folder).expect("folder");
     let path = folder.join("test.ntdb");
-    let db = Db::create(&path).expect("create").with_durability(Durability::Durable);
+    let db = Db::create(&path).expect("create");
     for (n, (key, value)) in contents().iter().enumerate() {
         if n == 20 {
             db.checkpoint().expect("checkpoint");
         }
-        db.put(key, value).expect("put");
+        let is_durable = n + relaxed < contents().len();
+        let durability = if is_durable { Durability::Durable } else { Durability::Relaxed };
+        db.with_durability(durability).put(key, value).expect("put");
     }
     if crashed {
         // What a process killed now would leave.
@@ -40,10 +47,22 @@ fn original(lab: &Lab, crashed: bool) -> PathBuf {
     folder
 }
 
-/// Runs the damaging workers over bytes `0..len` of `target`; returns how many were refused.
+/// Runs the damaging workers over all bytes of `target`; returns how many were refused.
 fn damage(lab: &Lab, original: &Path, target: &str, step: usize, truncate: bool) -> (u64, u64) {
-    let seed = lab::seed();
     let len = std::fs::metadata(original.join(target)).expect("target").len() as usize;
+    damage_to(lab, original, target, len, step, truncate)
+}
+
+/// As [`damage`], for the bytes before `len`.
+fn damage_to(
+    lab: &Lab,
+    original: &Path,
+    target: &str,
+    len: usize,
+    step: usize,
+    truncate: bool,
+) -> (u64, u64) {
+    let seed = lab::seed();
     let half = len / 2 / step * step;
     let workers: Vec<_> = [(0, half), (half, len)]
         .into_iter()
@@ -103,7 +122,7 @@ fn every_cut_of_a_database_at_rest_is_refused_or_harmless() {
 #[test]
 fn every_flipped_byte_after_a_crash_is_refused_or_harmless() {
     let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
-    let original = original(&lab, true);
+    let original = original_with(&lab, true, 10);
     let step = lab::number("NTDB_TEST_FLIP_STEP", 3) as usize;
     let mut logs = 0;
     for entry in std::fs::read_dir(&original).expect("list").flatten() {
@@ -115,6 +134,12 @@ fn every_flipped_byte_after_a_crash_is_refused_or_harmless() {
             if len > 100_000 { (len / 4_000 / step).max(1) * step + 1 } else { step * 2 + 1 };
         damage(&lab, &original, &name, step, false);
         logs += u32::from(name.contains("-log"));
+        if name.ends_with("-shm") {
+            // The header and the control words.
+            let step = lab::number("NTDB_TEST_FLIP_STEP", 3) as usize;
+            let (refused, right) = damage_to(&lab, &original, &name, 12_288, step, false);
+            assert!(refused > 0 && right > 0);
+        }
     }
     assert!(logs > 0, "the crash left no log");
 }
@@ -122,7 +147,7 @@ fn every_flipped_byte_after_a_crash_is_refused_or_harmless() {
 #[test]
 fn every_cut_after_a_crash_is_refused_or_harmless() {
     let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
-    let original = original(&lab, true);
+    let original = original_with(&lab, true, 10);
     for entry in std::fs::read_dir(&original).expect("list").flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let len = entry.metadata().expect("metadata").len() as usize;

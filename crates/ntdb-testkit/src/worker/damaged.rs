@@ -5,6 +5,7 @@
 //! damage was being tried when this process died.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -52,24 +53,28 @@ pub fn flips(args: &Args) -> Result<String, String> {
         unsafe { libc::alarm(20) };
         renew(&original, &copy).map_err(|e| format!("copy: {e}"))?;
         let path = copy.join(&target);
-        let mut bytes = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        if truncate {
-            bytes.truncate(at);
-        } else {
-            bytes[at] ^= match rng.below(3) {
-                0 => 1 << rng.below(8),
-                1 => 0xFF,
-                _ => rng.range(1, 255) as u8,
-            };
-        }
-        std::fs::write(&path, &bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+        let mask = match rng.below(3) {
+            0 => 1 << rng.below(8),
+            1 => 0xFF,
+            _ => rng.range(1, 255) as u8,
+        };
+        let damage = || {
+            let file = std::fs::OpenOptions::new().read(true).write(true).open(&path)?;
+            if truncate {
+                return file.set_len(at as u64);
+            }
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at as u64)?;
+            file.write_all_at(&[byte[0] ^ mask], at as u64)
+        };
+        damage().map_err(|e| format!("{}: {e}", path.display()))?;
         let database = copy.join("test.ntdb");
         // A cut log loses what was never promised; anything else may only be refused.
         let may_be_older = target != "test.ntdb";
         match compare(&database, &records, may_be_older) {
             Ok(true) => right += 1,
             Ok(false) => refused += 1,
-            Err(e) => return Err(format!("{target} damaged at {at}: {e}")),
+            Err(e) => return Err(format!("{target} damaged at {at} by {mask:#x}: {e}")),
         }
         simple::exercise_once(&database, false);
     }
@@ -168,6 +173,26 @@ fn renew(original: &Path, copy: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(original)? {
         let entry = entry?;
         std::fs::copy(entry.path(), copy.join(entry.file_name()))?;
+    }
+    adopt(&copy.join("test.ntdb"))
+}
+
+/// Makes the shared memory beside the copied file at `path` that of the copy, as if its users had died: else it would be taken
+/// for that of the original, and left alone.
+fn adopt(path: &Path) -> std::io::Result<()> {
+    let metadata = std::fs::metadata(path)?;
+    let change = |path: &Path, change: &dyn Fn(&mut [u8])| {
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path)?;
+        let mut page = [0; 4096];
+        file.read_exact_at(&mut page, 0)?;
+        change(&mut page);
+        file.write_all_at(&page, 0)
+    };
+    let shm = path.with_file_name("test.ntdb-shm");
+    if shm.exists() {
+        let (device, inode) = (metadata.dev(), metadata.ino());
+        change(&shm, &|page| ntdb::fuzzing::adopt_shm(page, device, inode))?;
+        change(path, &|page| ntdb::fuzzing::adopt_attach_record(page, device, inode))?;
     }
     Ok(())
 }
