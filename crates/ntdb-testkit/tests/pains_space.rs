@@ -34,7 +34,8 @@ fn many_updates_of_few_records_fill_the_disk() {
         db.checkpoint().expect("checkpoint");
         let fresh = db.stat().expect("stat").file_bytes;
         // Copy-on-write keeps the durable checkpoint, the running one, and the present: three
-        // trees while it is in use, and some room. After that nothing grows any more.
+        // trees while it is in use, and some room; two if checkpoints are quick, so that writers
+        // wait for them. After that nothing grows any more.
         let half = updates / 2;
         for n in 0..half {
             load(&db, n.wrapping_mul(7_919));
@@ -51,7 +52,7 @@ fn many_updates_of_few_records_fill_the_disk() {
              which the tree is {tree}"
         );
         assert!(now <= tree * 7 / 2, "{durability:?}: {now} bytes for a tree of {tree}");
-        assert!(now <= middle * 5 / 4, "{durability:?}: from {middle} to {now} bytes");
+        assert!(now <= middle * 3 / 2, "{durability:?}: from {middle} to {now} bytes");
         lab::demand_clean(&db, "at the end");
         db.close().expect("close");
         // At rest there is one tree, of buckets that have been split a little more.

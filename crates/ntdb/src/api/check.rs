@@ -67,6 +67,8 @@ struct Moment {
     frozen: Frozen,
     file_pages: u32,
     used: Vec<u64>,
+    /// What is summed up of those bits.
+    groups: Vec<u64>,
     /// Pages of lists: replaced and waiting, or made and not yet linked.
     listed: Vec<(Run, &'static str)>,
 }
@@ -88,8 +90,9 @@ pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<Che
         let file_pages = core.control().readers.file_pages.load(Relaxed);
         let words = (file_pages as u64).div_ceil(64);
         let used = (0..words).map(|index| bits::used_word(core, index)).collect();
+        let groups = bits::group_words(core, file_pages);
         let frozen = freeze(&mut writer, false)?;
-        Moment { frozen, file_pages, used, listed: lists }
+        Moment { frozen, file_pages, used, groups, listed: lists }
     };
     crash_point("check.frozen");
     let mut checker = Checker {
@@ -352,8 +355,12 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Compares what is used with what is marked used.
+    /// Compares what is used with what is marked used, and that with what is summed up of it.
     fn account(&mut self) {
+        let Moment { groups, used, file_pages, .. } = self.moment;
+        for page in bits::wrong_groups(groups, used, *file_pages) {
+            self.problem(format!("page {} and those behind it: summed up wrongly", page.0));
+        }
         for index in 0..self.owner.len() {
             let beyond = self.moment.file_pages as usize - index * 64;
             let mask = if beyond >= 64 { u64::MAX } else { (1 << beyond) - 1 };

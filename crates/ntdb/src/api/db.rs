@@ -16,6 +16,7 @@ use crate::log::flush::check_poison;
 use crate::log::record::Op;
 use crate::options::{Durability, Options, deadline_after};
 use crate::shm::stripe::{Holder, thread_token};
+use crate::space::patience;
 use crate::transaction::large::{self, has_room};
 use crate::transaction::operation::{self, Condition};
 use crate::transaction::record::LogRecord;
@@ -385,7 +386,7 @@ impl Db {
             deadline = self.deadline();
         }
         loop {
-            let writer = Writer::lock(core, deadline)?;
+            let mut writer = Writer::lock(core, deadline)?;
             match stripe.holder(core.slot()) {
                 Holder::None | Holder::Me => {
                     if !has_room(core, bytes) {
@@ -397,6 +398,9 @@ impl Db {
                     {
                         drop(writer);
                         self.environment.secure_log_room(bytes, self.deadline())?;
+                    } else if patience::is_advisable(&mut writer)? {
+                        drop(writer);
+                        patience::wait(core, self.deadline());
                     } else {
                         return Ok(writer);
                     }

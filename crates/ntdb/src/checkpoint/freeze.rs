@@ -49,6 +49,7 @@ pub fn freeze(writer: &mut Writer, may_switch: bool) -> Result<Frozen> {
     running.running_root.store(frozen.root.to_word(), Relaxed);
     running.running_count.store(frozen.count, Relaxed);
     running.running_lsn.store(frozen.lsn.0, Relaxed);
+    running.growth_limit.store(u32::MAX, Relaxed);
     let log = &control.log;
     let switch = may_switch
         && log.exists.load(Relaxed) == 1

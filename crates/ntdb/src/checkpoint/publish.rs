@@ -9,6 +9,7 @@ use crate::log::flush::{Logs, check_poison, poison};
 use crate::page::meta::{META_PAGES, Meta};
 use crate::shm::layout::phase;
 use crate::storage::failpoint::crash_point;
+use crate::storage::futex;
 use crate::transaction::step::{IN_SHM, Step, list_get};
 use crate::transaction::writer::Writer;
 use crate::types::{Lsn, PageNo, Run};
@@ -102,7 +103,8 @@ fn complete(core: &Core, bytes: &[u8], meta: &Meta) -> Result<()> {
     step.structure()?;
     crash_point("publish.finished");
     control.space.holds_version.fetch_add(1, Relaxed);
-    words.completed.fetch_add(1, Relaxed);
+    words.completed.fetch_add(1, Release);
+    futex::wake(&words.completed, u32::MAX);
     Ok(())
 }
 
@@ -133,6 +135,7 @@ pub fn forget(core: &Core) -> Result<()> {
     crash_point("repair.checkpoint.forget");
     step.structure()?;
     control.space.holds_version.fetch_add(1, Relaxed);
+    futex::wake(&control.checkpoint.completed, u32::MAX);
     Ok(())
 }
 

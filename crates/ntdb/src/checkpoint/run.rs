@@ -13,7 +13,7 @@ use crate::page::map::group_pages;
 use crate::page::meta::{META_PAGES, Meta};
 use crate::shm::layout::phase;
 use crate::shm::lock::Acquired;
-use crate::space::retire;
+use crate::space::{patience, retire};
 use crate::storage::failpoint::crash_point;
 use crate::transaction::writer::Writer;
 use crate::types::{Epoch, Lsn, SlotId};
@@ -119,9 +119,12 @@ pub fn run(context: &Context, _guard: &CheckpointGuard, purpose: Purpose) -> Res
         start_log(context, None)?;
     }
     crash_point("checkpoint.begin");
+    let limit = patience::limit(core);
     let frozen = {
         let mut writer = Writer::lock(core, None)?;
-        freeze(&mut writer, true)?
+        let frozen = freeze(&mut writer, true)?;
+        core.control().checkpoint.growth_limit.store(limit, Relaxed);
+        frozen
     };
     let result = write_and_publish(context, &frozen, purpose);
     if result.is_err() && core.control().checkpoint.phase.load(Acquire) == phase::WRITING {

@@ -221,6 +221,10 @@ pub struct CheckpointWords {
     pub running_count: AtomicU64,
     /// Pages below this number are not re-used: a private reader of an older state holds its byte.
     pub no_reuse_below: AtomicU32,
+    /// File pages from which on writers wait for the running checkpoint a moment (see `space::patience`).
+    pub growth_limit: AtomicU32,
+    /// Epoch of a checkpoint for which nobody waits any more.
+    pub unwaited_epoch: AtomicU64,
 }
 
 /// Free space, apart from the bits themselves. Hints, but for the last ones; under the writer lock.
@@ -314,7 +318,7 @@ pub struct Control {
     pub claim_made: SegmentTable,
     /// Held while the first log file is made and announced.
     pub log_start_lock: RobustLock,
-    /// Word per 4096 pages that sums up what is free among them (see `space::bits`). Hints.
+    /// Word per 1024 pages that sums up what is free among them (see `space::bits`). Hints.
     pub used_groups: SegmentTable,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Setting and clearing are absolute, so that repeating them after a death is harmless.
 //!
-//! So that a search does not go through all bits of a large file, a word for each group of 4096 pages sums up what is free in it:
+//! So that a search does not go through all bits of a large file, a word for each group of 1024 pages sums up what is free in it:
 //! how many pages, the longest run, and the runs at both ends. It is set to *unknown* before bits of the group change, and
 //! computed by the next search that comes by. A run that reaches over groups is put together from their ends.
 
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*, compiler_fence};
 use crate::core::Core;
 use crate::error::Result;
 use crate::shm::segment::SegmentTable;
+use crate::storage::failpoint::crash_point;
 use crate::types::{PageNo, Run};
 
 /// Bytes of a bit table for `pages` pages.
@@ -68,9 +69,9 @@ pub fn is_used(core: &Core, page: PageNo) -> bool {
 }
 
 /// Pages of a group, for which one word sums up what is free.
-const GROUP_PAGES: u32 = 4096;
+const GROUP_PAGES: u32 = 1024;
 /// Groups that one search may have to sum up anew; what is behind them is left to the next search.
-const SEARCH_GROUPS: u32 = 256;
+const SEARCH_GROUPS: u32 = 1024;
 
 /// Bytes of the table of groups for `pages` pages.
 pub fn groups_bytes(pages: u32) -> u64 {
@@ -130,12 +131,12 @@ impl Summary {
     }
 
     /// From the bits of `group`.
-    fn compute(core: &Core, group: u32, file_pages: u32) -> Summary {
+    fn compute(used_word: impl Fn(u64) -> u64, group: u32, file_pages: u32) -> Summary {
         let mut summary = Summary::default();
         let (mut run, mut at_start) = (0, true);
         let first = group as u64 * GROUP_PAGES as u64;
         for page in (first..first + GROUP_PAGES as u64).step_by(64) {
-            let mut word = used_word(core, page / 64);
+            let mut word = used_word(page / 64);
             if page + 64 > file_pages as u64 {
                 // What is beyond the file is not free.
                 let within = (file_pages as u64).saturating_sub(page);
@@ -179,6 +180,24 @@ pub fn forget_groups(core: &Core, run: Run) {
     }
     // A kill between the two must not leave a summary of bits that have changed.
     compiler_fence(SeqCst);
+    crash_point("space.groups.forgotten");
+}
+
+/// The words that sum up the groups below `file_pages`, for a check.
+pub fn group_words(core: &Core, file_pages: u32) -> Vec<u64> {
+    let groups = 0..file_pages.div_ceil(GROUP_PAGES);
+    groups.map(|group| group_word(core, group).map_or(0, |word| word.load(Relaxed))).collect()
+}
+
+/// The first page of each group of which `words` say what is not so by the bits in `used`.
+pub fn wrong_groups(words: &[u64], used: &[u64], file_pages: u32) -> Vec<PageNo> {
+    let used_word = |index: u64| used.get(index as usize).copied().unwrap_or(u64::MAX);
+    let is_wrong = |&group: &u32| {
+        let known = Summary::from_word(words[group as usize]);
+        known.is_some_and(|known| known != Summary::compute(used_word, group, file_pages))
+    };
+    let wrong = (0..words.len() as u32).filter(is_wrong);
+    wrong.map(|group| PageNo(group * GROUP_PAGES)).collect()
 }
 
 /// A search for free pages, under the writer lock.
@@ -212,7 +231,7 @@ impl<'c> Search<'c> {
             return known;
         }
         self.left = self.left.saturating_sub(1);
-        let summary = Summary::compute(self.core, group, self.file_pages);
+        let summary = Summary::compute(|index| used_word(self.core, index), group, self.file_pages);
         if let Some(word) = word {
             word.store(summary.to_word(), Relaxed);
         }
@@ -319,7 +338,7 @@ pub fn count_free(core: &Core, file_pages: u32) -> u64 {
             .and_then(|word| Summary::from_word(word.load(Relaxed)));
         free += match known {
             Some(summary) => summary.free as u64,
-            None => Summary::compute(core, group, file_pages).free as u64,
+            None => Summary::compute(|index| used_word(core, index), group, file_pages).free as u64,
         };
     }
     free

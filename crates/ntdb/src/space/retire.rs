@@ -104,6 +104,20 @@ pub fn all(core: &Core) -> Result<Vec<(Retired, List)>> {
     Ok(found)
 }
 
+/// Pages of all replaced runs, without the writer lock: others may be changing the lists.
+pub fn pages_roughly(core: &Core) -> u64 {
+    let control = core.control();
+    let pages = |table: &SegmentTable, from: u64, to: u64| -> u64 {
+        let runs = (from..to).map_while(|index| entry(core, table, index).ok());
+        runs.map(|retired| retired.run.len as u64).sum()
+    };
+    let (kept, read) = held_gap(core);
+    let (fresh, held) = (&control.fresh, &control.held);
+    pages(fresh, fresh.head.load(Relaxed), fresh.len.load(Relaxed))
+        + pages(held, 0, kept)
+        + pages(held, read, held.len.load(Relaxed))
+}
+
 /// Fills in what a replacement knows only once it is visible, and extends the queue to `after`.
 pub fn enqueue(core: &Core, before: u64, after: u64) -> Result<()> {
     if after == before {
