@@ -297,6 +297,33 @@ pub fn put(
     }
     lookup::know_array(core, lookup::current_root(core));
     let (layout, len) = layout(core.page_size, key.len(), value.len() as u64);
+    put_record(writer, hash, key, len, condition, log, scratch, |step, record| {
+        if layout == Layout::Inline {
+            record::encode_inline(record, key, &[value]);
+            return Ok(None);
+        }
+        let in_extent: &[&[u8]] = if layout == Layout::LongKey { &[key, value] } else { &[value] };
+        let bytes = in_extent.iter().map(|part| part.len() as u64).sum();
+        let extent = fill_extent(step, extent_pages(core, bytes)?, in_extent)?;
+        encode_long(record, layout, key, hash, value.len() as u64, &extent);
+        Ok(Some(extent.first))
+    })
+}
+
+/// Publishes a new record of `len` bytes in the page, if the condition holds. `encode` writes it; pages that it needs it takes in
+/// the step. It returns the first page of the record's extent, which an appended value shares with the record before.
+#[allow(clippy::too_many_arguments)]
+fn put_record(
+    writer: &mut Writer,
+    hash: u64,
+    key: &[u8],
+    len: usize,
+    condition: Condition,
+    log: &mut LogRecord,
+    scratch: &mut Vec<u8>,
+    mut encode: impl FnMut(&mut Step, &mut Vec<u8>) -> Result<Option<PageNo>>,
+) -> Result<Option<Lsn>> {
+    let core = writer.core;
     let mut steps = Steps::default();
     loop {
         steps.count(core)?;
@@ -309,17 +336,10 @@ pub fn put(
         }
         scratch.clear();
         let mut step = Step::begin(writer);
-        if layout == Layout::Inline {
-            record::encode_inline(scratch, key, &[value]);
-        } else {
-            let in_extent: &[&[u8]] =
-                if layout == Layout::LongKey { &[key, value] } else { &[value] };
-            let bytes = in_extent.iter().map(|part| part.len() as u64).sum();
-            let pages = extent_pages(core, bytes)?;
-            let extent = fill_extent(&mut step, pages, in_extent)?;
-            encode_long(scratch, layout, key, hash, value.len() as u64, &extent);
-        }
-        if let Some((_, _, found)) = &present {
+        let extent = encode(&mut step, scratch)?;
+        if let Some((_, _, found)) = &present
+            && found.record.extent().map(|old| old.first) != extent
+        {
             give_extent(&mut step, &found.record)?;
         }
         return publish(step, &path, hash, &present, scratch, log).map(Some);
@@ -339,30 +359,12 @@ pub fn put_extent(
     log: &mut LogRecord,
     mut also: impl FnMut(&mut Step),
 ) -> Result<Option<Lsn>> {
-    let core = writer.core;
     let len = long_len(layout, key.len(), value_len);
-    let mut scratch = Vec::new();
-    let mut steps = Steps::default();
-    loop {
-        steps.count(core)?;
-        let (path, present) = look(core, hash, key)?;
-        if !condition.holds(present.is_some()) {
-            return Ok(None);
-        }
-        if !make_ready(writer, &path, hash, &present, len)? {
-            continue;
-        }
-        scratch.clear();
-        encode_long(&mut scratch, layout, key, hash, value_len, extent);
-        let mut step = Step::begin(writer);
-        if let Some((_, _, found)) = &present
-            && found.record.extent().is_none_or(|old| old.first != extent.first)
-        {
-            give_extent(&mut step, &found.record)?;
-        }
-        also(&mut step);
-        return publish(step, &path, hash, &present, &scratch, log).map(Some);
-    }
+    put_record(writer, hash, key, len, condition, log, &mut Vec::new(), |step, record| {
+        encode_long(record, layout, key, hash, value_len, extent);
+        also(step);
+        Ok(Some(extent.first))
+    })
 }
 
 /// Deletes `key`; `None` if it is absent. `log` is the encoded operation.
