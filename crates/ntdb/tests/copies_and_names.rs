@@ -118,6 +118,65 @@ fn copies_of_one_name_do_not_share_a_folder_for_shared_memory() {
 }
 
 #[test]
+fn many_databases_of_one_name_that_open_at_once_never_take_each_others_shared_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let shm = dir.path().join("shm");
+    std::fs::create_dir(&shm).unwrap();
+    let paths: Vec<_> = (0..6).map(|n| dir.path().join(format!("{n}/a.ntdb"))).collect();
+    for path in &paths {
+        std::fs::create_dir(path.parent().unwrap()).unwrap();
+    }
+    // Processes of their own: one process opens one database after the other.
+    let status = in_child(|| {
+        let children: Vec<_> = (0..6)
+            .map(|n| {
+                // SAFETY: the child does its work and leaves without the parent's handlers.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    let mut opened = 0;
+                    for _ in 0..200 {
+                        let options =
+                            Options::new().create(true).shm_dir(Some(shm.clone())).clone();
+                        match options.open(&paths[n]) {
+                            Ok(db) => {
+                                opened += 1;
+                                let count = db.len().unwrap();
+                                assert!(db.insert(&count.to_le_bytes(), &[n as u8]).unwrap());
+                                assert_eq!(
+                                    db.get(&0u64.to_le_bytes()).unwrap(),
+                                    Some(vec![n as u8])
+                                );
+                                db.close().unwrap();
+                            }
+                            Err(Error::ForeignSidecar { .. }) => {}
+                            Err(e) => panic!("{n}: {e}"),
+                        }
+                    }
+                    // SAFETY: leaves at once.
+                    unsafe { libc::_exit(i32::from(opened == 0)) };
+                }
+                child
+            })
+            .collect();
+        for child in children {
+            let mut status = 0;
+            // SAFETY: waits for a child made above.
+            unsafe { libc::waitpid(child, &mut status, 0) };
+            assert_eq!(status, 0);
+        }
+    });
+    assert_eq!(status, 0);
+    assert_eq!(names(&shm).len(), 0);
+    for (n, path) in paths.iter().enumerate() {
+        let db = Db::open(path).unwrap();
+        assert!(db.check().unwrap().is_clean());
+        for record in db.iter() {
+            assert_eq!(record.unwrap().1, [n as u8]);
+        }
+    }
+}
+
+#[test]
 fn a_reader_of_a_file_at_rest_keeps_its_state_beside_later_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.ntdb");

@@ -20,10 +20,12 @@ use crate::storage::filesystem;
 
 /// Bytes that the longest name of a companion has more than the data file's: `-log0.new-1023`.
 const SUFFIX_BYTES_MAX: usize = 14;
+/// The same in a directory for shared memory: `-shm.new-` and an inode.
+const SHM_SUFFIX_BYTES_MAX: usize = 25;
 /// What is too long, in the words of the error.
 const FILE_NAME: &str = "file name (its companions' names are up to 14 bytes longer)";
 const FILE_NAME_IN_SHM_DIR: &str =
-    "file name (for the folder of the shared memory; names there are up to 14 bytes longer)";
+    "file name (for the folder of the shared memory; names there are up to 25 bytes longer)";
 
 /// Paths of the companions.
 #[derive(Clone, Debug)]
@@ -66,7 +68,7 @@ impl Companions {
         }
         let shm_dir = dir_of(&self.shm);
         if shm_dir != dir_of(&self.base) {
-            let limit = limit_in(&shm_dir)?.saturating_sub(SUFFIX_BYTES_MAX);
+            let limit = limit_in(&shm_dir)?.saturating_sub(SHM_SUFFIX_BYTES_MAX);
             if name_bytes(&self.base) > limit {
                 return Err(too_long(path, FILE_NAME_IN_SHM_DIR, name_bytes(&self.base), limit));
             }

@@ -62,7 +62,7 @@ impl Opening<'_> {
             crash_point("recover.checkpointed");
         }
         logs::remove_logs(&left, &header.uuid)?;
-        shm_name.put_in_place(&own.shm)?;
+        shm_name.put_in_place(&own.shm, || self.old_shm(&own, header).map(drop))?;
         crash_point("recover.renamed");
         let new_record = AttachRecord {
             shm_id,

@@ -214,7 +214,11 @@ impl Opening<'_> {
         meta: &Meta,
         boot_id: [u8; 16],
     ) -> Result<(Shm, u64, NewName)> {
-        let path = &with_suffix(path, TEMPORARY);
+        // In a directory that databases of several others share, names may be equal.
+        let path = &match self.options.shm_dir {
+            None => with_suffix(path, TEMPORARY),
+            Some(_) => with_suffix(path, &format!("{TEMPORARY}-{:x}", self.id.ino)),
+        };
         let failed = |e| Error::from_io(path, "create the shared-memory file", e);
         file::unlink(path, Kind::Shm).map_err(failed)?;
         let file = File::create_new(path, Kind::Shm, 0o600).map_err(failed)?;
@@ -257,14 +261,20 @@ pub(super) struct NewName {
 }
 
 impl NewName {
-    /// Gives the file the name that others look for. If it replaces one that was there, it stays in its place, whatever comes: the
-    /// attach record may lead to it.
-    pub fn put_in_place(&mut self, path: &Path) -> Result<()> {
-        if let Some(temporary) = &self.path {
-            let replaces = !matches!(FileId::of_path(path), Ok(None));
-            file::rename(temporary, path, Kind::Shm)
-                .map_err(|e| Error::from_io(path, "put the shared-memory file in place", e))?;
-            self.path = (!replaces).then(|| path.to_path_buf());
+    /// Gives the file the name that others look for. If one is there, `check` fails unless that may be replaced: in a directory for
+    /// shared memory, a database of the same name may have come to have one since it was looked at. If it is replaced, the new one
+    /// stays in its place, whatever comes: the attach record may lead to it.
+    pub fn put_in_place(&mut self, path: &Path, check: impl FnOnce() -> Result<()>) -> Result<()> {
+        let Some(temporary) = &self.path else { return Ok(()) };
+        let failed = |e| Error::from_io(path, "put the shared-memory file in place", e);
+        match file::rename_new(temporary, path, Kind::Shm) {
+            Ok(()) => self.path = Some(path.to_path_buf()),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                check()?;
+                file::rename(temporary, path, Kind::Shm).map_err(failed)?;
+                self.path = None;
+            }
+            Err(e) => return Err(failed(e)),
         }
         Ok(())
     }

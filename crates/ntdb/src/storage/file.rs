@@ -348,6 +348,34 @@ pub fn rename(from: &Path, to: &Path, kind: Kind) -> io::Result<()> {
     fs::rename(from, to)
 }
 
+/// Renames to a name that nothing has yet.
+pub fn rename_new(from: &Path, to: &Path, kind: Kind) -> io::Result<()> {
+    fail_if_planned!("rename", kind);
+    let (old, new) =
+        (CString::new(from.as_os_str().as_bytes())?, CString::new(to.as_os_str().as_bytes())?);
+    failpoint::record(Event { kind, path: from, what: What::Rename(to) });
+    // SAFETY: both are valid C strings.
+    let result = retry_interrupted(|| unsafe {
+        libc::renameat2(
+            libc::AT_FDCWD,
+            old.as_ptr(),
+            libc::AT_FDCWD,
+            new.as_ptr(),
+            libc::RENAME_NOREPLACE,
+        )
+    });
+    match result {
+        // A file system that cannot do it in one step.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => {
+            if fs::symlink_metadata(to).is_ok() {
+                return Err(io::Error::from_raw_os_error(libc::EEXIST));
+            }
+            fs::rename(from, to)
+        }
+        other => other,
+    }
+}
+
 /// Repeats a system call while signals interrupt it.
 pub(super) fn retry_interrupted(mut call: impl FnMut() -> libc::c_int) -> io::Result<()> {
     loop {
