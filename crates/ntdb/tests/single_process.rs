@@ -247,3 +247,50 @@ fn a_position_behind_an_error_is_not_the_end() {
     std::fs::write(&path, whole).unwrap();
     assert_eq!(Db::open(&path).unwrap().iter_from(&position).count(), 2_000 - seen);
 }
+
+/// Short records of lengths that change as more come: whatever the pages were made for, there is room for the next.
+#[test]
+fn records_of_every_short_length_in_every_order() {
+    type Length = fn(u32, u32) -> usize;
+    let lengths: [(&str, Length); 7] = [
+        ("none", |_, _| 0),
+        ("one", |_, _| 1),
+        ("rising", |i, n| (i * 9 / n) as usize),
+        ("falling", |i, n| ((n - i) * 9 / n) as usize),
+        ("mixed", |i, _| (i.wrapping_mul(2_654_435_761) >> 29) as usize),
+        ("one, then two", |i, n| 1 + usize::from(i > n / 2)),
+        ("short, then long", |i, n| if i < n / 2 { 0 } else { 40 }),
+    ];
+    for page_size in [4096, 8192, 16384, 65536] {
+        for (name, length) in lengths {
+            for binary in [false, true] {
+                let mut options = Options::new();
+                options.page_size(page_size);
+                let db = options.open_in_memory().unwrap();
+                let n = 20_000;
+                let key = |i: u32| match binary {
+                    true => i.to_le_bytes().to_vec(),
+                    false => i.to_string().into_bytes(),
+                };
+                for i in 1..=n {
+                    db.put(&key(i), &vec![b'y'; length(i, n)]).unwrap_or_else(|e| {
+                        panic!("{name}, pages of {page_size}, record {i}: {e}")
+                    });
+                }
+                for i in (1..=n).rev() {
+                    assert_eq!(
+                        db.get(&key(i)).unwrap().map(|v| v.len()),
+                        Some(length(i, n)),
+                        "{name}"
+                    );
+                    if i % 3 == 0 {
+                        db.put(&key(i), &vec![b'z'; length(n - i, n) + 3])
+                            .unwrap_or_else(|e| panic!("{name}, {page_size}, again {i}: {e}"));
+                    }
+                }
+                let report = db.check().unwrap();
+                assert!(report.is_clean(), "{name}, {page_size}: {report:?}");
+            }
+        }
+    }
+}

@@ -54,13 +54,15 @@ impl Opening<'_> {
         let core = self.core(header, Backing::Private, shm, file_pages)?;
         recover::initialise(&core, meta, index, file_pages)?;
         // Checkpoints of later users overwrite the meta pages in the file; this view of them stays.
-        let mut copy = vec![0u8; core.page_size];
         for number in META_PAGES {
             let page = core.page(PageNo(number))?;
-            // SAFETY: a page of this handle's own view, which nobody else has seen yet; storing makes it a copy.
-            unsafe {
-                std::ptr::copy_nonoverlapping(page, copy.as_mut_ptr(), copy.len());
-                std::ptr::copy_nonoverlapping(copy.as_ptr(), page, copy.len());
+            for at in (0..core.page_size).step_by(HOST_PAGE_BYTES_MIN) {
+                // SAFETY: a page of this handle's own view, which nobody else has seen yet. A store makes the kernel's page a copy, if
+                // it is really done: the compiler may drop one of what was just loaded, unless it is volatile.
+                unsafe {
+                    let byte = page.add(at);
+                    byte.write_volatile(byte.read_volatile());
+                }
             }
         }
         // Nothing is durable of what happens here, so no checkpoint holds pages back; but they are copied before they are changed.
@@ -73,6 +75,9 @@ impl Opening<'_> {
         Ok(Attached { core, companions: own, shm_id: 0 })
     }
 }
+
+/// No kernel copies less than this at a time.
+const HOST_PAGE_BYTES_MIN: usize = 4096;
 
 /// A new database in memory.
 pub fn open_in_memory(options: &Options) -> Result<Arc<Environment>> {

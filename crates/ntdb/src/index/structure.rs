@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::page::bucket::Load;
+use crate::page::bucket::{self, Load};
 use crate::page::head::{HEAD_BYTES, Kind, PageHead, prefix_of};
 use crate::storage::failpoint::crash_point;
 use crate::transaction::step::{IN_SHM, Step};
@@ -272,7 +272,11 @@ pub fn make_room(writer: &mut Writer, path: &Path, hash: u64, extra: Load) -> Re
     }
     let page_room = core.page_size - HEAD_BYTES;
     let with_extra = live.plus(extra).page_bytes() * 100;
-    if chain.len() == 1 && with_extra < page_room * REBUILD_BELOW_PERCENT {
+    // Of a page that was just rebuilt the load is exact: if the record does not fit then, it never will.
+    if chain.len() == 1
+        && with_extra < page_room * REBUILD_BELOW_PERCENT
+        && bucket::fits(core.page_size, live.plus(extra))
+    {
         let bucket = core.bucket(path.bucket)?;
         // The page keeps its groups, which may be too many for the records that it has now: compact only if that makes
         // room, and more than for once.

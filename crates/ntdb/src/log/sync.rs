@@ -11,8 +11,8 @@
 //! One alone leads at once: nothing is delayed for the sake of grouping.
 //!
 //! Who was woken to lead and finds that somebody else's sync has covered it wakes the next in its place. Where this chain is
-//! cut, because somebody died or was stopped, those who wait lose patience and do without the lock: two syncs at once
-//! are harmless.
+//! cut, because somebody died, those who wait lose patience and try again. From a leader who is stopped one of them
+//! takes the lock, and leads: two syncs at once are harmless.
 //!
 //! A sync that fails poisons the database: no sync is ever tried again over the same pages.
 
@@ -27,7 +27,7 @@ use crate::storage::failpoint::crash_point;
 use crate::storage::futex::{self, Wake};
 use crate::types::Lsn;
 
-/// After this long without a sync those who wait do it themselves.
+/// After this long without a sync those who wait look after the leader.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Longest wait for company.
 const COMPANY_MAX: Duration = Duration::from_millis(2);
@@ -60,19 +60,7 @@ impl Logs {
                 words.arrivals.fetch_add(1, AcqRel);
             }
             if lock.try_acquire(me) {
-                let turn = lock.turn();
-                words.covering.store(UNDECIDED, Release);
-                await_company(words);
-                let tail = Lsn(core.control().writer.tail.load(Acquire).max(target.0));
-                let result = self.flush_to(core, tail, deadline).and_then(|()| {
-                    words.covering.store(words.written.load(Acquire), Release);
-                    self.sync_once(core)
-                });
-                // Before the lock is free: the next leader counts from here.
-                words.arrivals_before.store(words.arrivals.load(Acquire), Release);
-                lock.release_if_mine(turn);
-                announce(core, result.is_err());
-                result?;
+                self.lead(core, target, deadline)?;
                 continue;
             }
             let turn = lock.turn();
@@ -90,15 +78,33 @@ impl Logs {
                             lock.release_if_mine(turn);
                         }
                     }
-                    // Alive, but stopped or slow.
-                    _ => {
-                        self.flush_to(core, target, deadline)?;
-                        self.sync_once(core)?;
-                        announce(core, true);
+                    // Alive, but stopped or slow: then somebody else leads. Two syncs at once are harmless.
+                    Some(_) if lock.steal_from_live(me, turn) => {
+                        self.lead(core, target, deadline)?;
                     }
+                    _ => {}
                 }
             }
         }
+    }
+
+    /// One write and one sync for all who wait. The caller has the sync lock, which is released.
+    fn lead(&self, core: &Core, target: Lsn, deadline: Option<Instant>) -> Result<()> {
+        let words = &core.control().log;
+        let lock = &core.control().sync_lock;
+        let turn = lock.turn();
+        words.covering.store(UNDECIDED, Release);
+        await_company(words);
+        let tail = Lsn(core.control().writer.tail.load(Acquire).max(target.0));
+        let result = self.flush_to(core, tail, deadline).and_then(|()| {
+            words.covering.store(words.written.load(Acquire), Release);
+            self.sync_once(core)
+        });
+        // Before the lock is free: the next leader counts from here.
+        words.arrivals_before.store(words.arrivals.load(Acquire), Release);
+        let was_mine = lock.release_if_mine(turn);
+        announce(core, result.is_err() || !was_mine);
+        result
     }
 
     /// One sync of the current log; everything written before counts as synced afterwards.

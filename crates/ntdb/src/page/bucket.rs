@@ -557,20 +557,28 @@ pub const fn max_groups(size: usize) -> usize {
     (size - HEAD_BYTES) / GROUP_BYTES
 }
 
-/// Groups for a page of `size` bytes that is to hold `records` records of `bytes` in all, such that slots and bytes
-/// would run out together.
+/// Groups for a page of `size` bytes that is to hold `records` records of `bytes` in all: so many that they fit, if they can fit
+/// at all, and then such that slots and bytes run out together if more records of that kind come.
 pub fn groups_for(size: usize, records: usize, bytes: usize) -> usize {
     let room = size - HEAD_BYTES;
     let most = room / (GROUP * (SLOT_BYTES + 1));
     if records == 0 {
         return (size / 1024).min(most);
     }
-    let average = (bytes / records).max(2);
+    let bytes = bytes.max(2 * records);
     // Seven of eight slots may be used, so a record costs 8/7 slots.
-    let capacity = room * 7 / (average * 7 + SLOT_BYTES * 8);
+    let capacity = room * 7 * records / (bytes * 7 + records * SLOT_BYTES * 8);
     let for_capacity = (capacity * 8).div_ceil(7 * GROUP);
     let for_present = ((records + 1) * 8).div_ceil(7 * GROUP);
-    for_capacity.max(for_present).clamp(1, most)
+    let beside_bytes = room.saturating_sub(bytes) / GROUP_BYTES;
+    for_capacity.min(beside_bytes).max(for_present).clamp(1, most)
+}
+
+/// Whether records of this load fit into a page of `size` bytes that is made for them.
+pub fn fits(size: usize, load: Load) -> bool {
+    let groups = groups_for(size, load.records, load.bytes);
+    let slots = groups * GROUP / 8 * 7;
+    load.records <= slots && HEAD_BYTES + groups * GROUP_BYTES + load.bytes <= size
 }
 
 /// Fills a new bucket page that nobody can see yet.
@@ -774,6 +782,24 @@ mod tests {
         }
         bucket.head().free.store(4086, Relaxed);
         assert_eq!(bucket.write_record(&[7; 10]), Ok(4086));
+    }
+
+    /// What is at most 94 % of a page, slots included, is rebuilt and not split: it must fit then.
+    #[test]
+    fn what_is_not_split_fits() {
+        for size in [4096, 8192, 16384, 32768, 65536] {
+            let room = size - HEAD_BYTES;
+            for records in (1..room / 5).step_by(size / 4096) {
+                for average in [2, 3, 4, 5, 7, 10, 13, 50, 200, 1000] {
+                    for odd in [0, records / 3, records.saturating_sub(1)] {
+                        let load = Load { records, bytes: records * average + odd };
+                        if load.page_bytes() * 100 < room * 94 {
+                            assert!(fits(size, load), "{size} {load:?}");
+                        }
+                    }
+                }
+            }
+        }
     }
 
     #[test]

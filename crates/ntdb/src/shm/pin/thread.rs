@@ -329,7 +329,7 @@ impl OwnPin<'_> {
         unsafe { self.entry.as_ref() }
     }
 
-    /// See [`PinGuard::is_stale`].
+    /// Whether the process has forked since, and this is the child.
     #[inline(always)]
     fn is_stale(&self) -> bool {
         // The parent was armed when it pinned.
