@@ -12,7 +12,7 @@ cd "$(dirname "$0")"
 rounds=${1:-20000}
 [ $# -gt 0 ] && shift
 if [ $# -eq 0 ]; then
-    set -- header_meta log_record log_scan bucket_page record shm_header attach_record cursor text database \
+    set -- header_meta log_record log_scan log_stream bucket_page record shm_header attach_record cursor text database \
         salvage
 fi
 seed=${NTDB_FUZZ_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}

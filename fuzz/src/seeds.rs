@@ -40,6 +40,20 @@ fn main() {
             }
         }
     }
+    // Records of transactions: no scene has any.
+    let commit = b"\x0a\x06\0\0\0\0\0\0\0\x07\0\0\0\x40\x05\x02";
+    for (number, body) in
+        [&b"\x08\x02\x02k\x01\x04"[..], b"\x09\x06\0\0\0\0\0\0\0yz", commit].iter().enumerate()
+    {
+        let len = (8 + body.len() as u32).to_le_bytes();
+        write("log_record", 100_000 + number, &[&len, &[0; 4], body]);
+    }
+    let stream = b"\x07\x01\x02abxyz\x01\x04\x02\x02k\x07\x03\x01\xac\x02kyz";
+    write("log_stream", 0, &[&[2, 0], stream]);
+    write("log_stream", 1, &[&[200, 4], b"\x08\x02\x0d\x08", stream]);
+    write("log_stream", 2, &[&[90, 2], b"\x00\x08", stream, b"\xcb\x01\x01\x01k", &[9; 200]]);
+    // Too long to be put together.
+    write("log_stream", 3, &[&[255, 128], b"\xe3\xa7\x12\x01\x01k"]);
     write("record", 0, &[b"\x0c\x05keyvalue"]);
     write("record", 1, &[b"\x0d\x90\x4ekey", &[9; 20]]);
     write("record", 2, &[b"\x82\x20\x05", &[8; 28]]);

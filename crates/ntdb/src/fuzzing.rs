@@ -12,8 +12,9 @@ use crate::error::{Error, Result};
 use crate::hash::SIPHASH_1_3;
 use crate::limits::RING_BYTES;
 use crate::log::file::{LOG_HEADER_BYTES, LogFile, LogHeader};
-use crate::log::record::{self, Decoded};
+use crate::log::record::{self, Decoded, Op};
 use crate::log::scan::Scanner;
+use crate::log::stream::{self, StreamOp, StreamProblem, StreamReader};
 use crate::page::bucket::Bucket;
 use crate::page::head::HEAD_BYTES;
 use crate::page::header::{self, HEADER_BYTES, Header};
@@ -80,6 +81,54 @@ pub fn parse_log_record(bytes: &[u8]) {
             let mut again = vec![0; record::encoded_len(&op)];
             record::encode(&op, &mut again);
             assert_eq!(again[8..], bytes[8..len as usize]);
+        }
+    }
+}
+
+/// Takes any bytes as the stream of a transaction, in pieces of lengths that the first bytes name, of which parts were undone: the
+/// same operations must come of it however it is cut, and the bytes that were not undone must be what they encode to.
+pub fn parse_log_stream(bytes: &[u8]) {
+    let Some((&[piece, undone_len], rest)) = bytes.split_first_chunk::<2>() else { return };
+    let (undone, stream) = rest.split_at(rest.len().min(undone_len as usize % 32));
+    // With so many zeros behind, lengths are possible that are too long to be put together.
+    let stream = &[stream, &vec![0; if undone_len < 128 { 0 } else { 300_000 }]].concat()[..];
+    let cut: Vec<&[u8]> = stream.chunks(piece as usize + 1).collect();
+    let (total, crc) = (stream.len() as u64, crc32c::crc32c(stream));
+    for undone in [&[][..], undone] {
+        let [whole, cut] = [&[stream][..], &cut].map(|pieces| {
+            StreamReader::committed(pieces, total, crc, undone).and_then(encode_again)
+        });
+        assert_eq!(whole, cut);
+        let (Ok(again), true) = (&whole, undone.is_empty()) else { continue };
+        assert_eq!(again, stream);
+        // Without its first bytes, if an operation begins behind them.
+        let mut first = Vec::new();
+        stream::append_undone(&mut first, 0, u64::from(piece) + 1);
+        let rest = StreamReader::committed(&[stream], total, crc, &first).and_then(encode_again);
+        assert!(rest.is_err() || rest.is_ok_and(|rest| stream.ends_with(&rest)));
+    }
+}
+
+/// The operations of a stream as a stream.
+fn encode_again(mut reader: StreamReader<'_>) -> Result<Vec<u8>, StreamProblem> {
+    let mut again = Vec::new();
+    loop {
+        match reader.next()? {
+            None => return Ok(again),
+            Some(StreamOp::Whole(op)) => stream::append_op(&mut again, &op),
+            Some(StreamOp::Long { head, value }) => {
+                let len = value.len();
+                let bytes = &value.collect::<Vec<_>>().concat()[..];
+                assert_eq!(bytes.len() as u64, len);
+                let op = match head {
+                    Op::Put { key, value: [] } => Op::Put { key, value: bytes },
+                    Op::Append { key, length_before, bytes: [] } => {
+                        Op::Append { key, length_before, bytes }
+                    }
+                    other => panic!("{other:?} has no value to come"),
+                };
+                stream::append_op(&mut again, &op);
+            }
         }
     }
 }

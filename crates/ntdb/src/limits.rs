@@ -23,6 +23,8 @@ pub const KEY_STRIPES: usize = 4096;
 pub const RING_BYTES: u64 = 1 << 20;
 /// Longest single redo record; longer operations are logged in chunks.
 pub const MAX_RECORD_BYTES: u64 = RING_BYTES / 4;
+/// Most bytes of a value or of a transaction in one chunk: it fits a record whatever its head, and leaves room for others.
+pub const MAX_CHUNK_BYTES: u64 = MAX_RECORD_BYTES / 2;
 /// A checkpoint starts at this size of the redo log, or half the data, whichever is larger.
 pub const CHECKPOINT_LOG_BYTES_MIN: u64 = 64 << 20;
 /// Longest key: a log record holds it whole, with room for a value.

@@ -465,10 +465,15 @@ impl Replay<'_> {
 
     fn apply(&mut self, body: &[u8], lsn: u64, counts: bool) {
         self.kinds.insert(body[0]);
-        let mut at = 1;
+        let mut at = 9;
+        if body[0] == 9 {
+            let first = num(body, 1, 8);
+            assert!(self.series.contains_key(&first) || first == lsn);
+            self.series.entry(first).or_default().extend(&body[at..]);
+            return;
+        }
         if body[0] == 5 {
             let first = num(body, 1, 8);
-            at = 9;
             let total = varint(body, &mut at) as usize;
             let series = self.series.entry(first).or_default();
             assert!(!series.is_empty() || first == lsn);
@@ -480,19 +485,7 @@ impl Replay<'_> {
             return;
         }
         match body[0] {
-            1 => {
-                let len = varint(body, &mut at) as usize;
-                let (key, value) = body[at..].split_at(len);
-                self.records.insert(key.to_vec(), value.to_vec());
-            }
-            2 => assert!(self.records.remove(&body[1..]).is_some()),
-            3 => {
-                let len = varint(body, &mut at) as usize;
-                let before = varint(body, &mut at);
-                let (key, bytes) = body[at..].split_at(len);
-                self.append(key, before, bytes);
-            }
-            4 => self.records.clear(),
+            1..=4 => self.change(body),
             kind @ (6 | 7) => {
                 let series = self.series.remove(&num(body, 1, 8)).expect("its chunks came before");
                 assert_eq!(num(body, 9, 4), crc_of(&[&series]));
@@ -511,7 +504,57 @@ impl Replay<'_> {
                     self.append(&body[at..], before, &series);
                 }
             }
+            8 => self.stream(&body[1..], &[]),
+            10 => {
+                let stream = self.series.remove(&num(body, 1, 8)).expect("its chunks came before");
+                assert_eq!(num(body, 9, 4), crc_of(&[&stream]));
+                at = 13;
+                assert_eq!(varint(body, &mut at), stream.len() as u64);
+                let mut undone = Vec::new();
+                while at < body.len() {
+                    let start = varint(body, &mut at) as usize;
+                    undone.push(start..start + varint(body, &mut at) as usize);
+                }
+                self.stream(&stream, &undone);
+            }
             kind => panic!("a log record of kind {kind}"),
+        }
+    }
+
+    fn stream(&mut self, stream: &[u8], undone: &[std::ops::Range<usize>]) {
+        let (mut at, mut undone) = (0, undone.iter());
+        let mut next = undone.next();
+        while at < stream.len() {
+            if let Some(part) = next.filter(|part| part.start == at) {
+                (at, next) = (part.end, undone.next());
+                continue;
+            }
+            let len = varint(stream, &mut at) as usize;
+            self.change(&stream[at..at + len]);
+            at += len;
+            assert!(next.is_none_or(|part| part.start >= at));
+        }
+        assert!(at == stream.len() && next.is_none());
+    }
+
+    /// One of the operations that say everything themselves.
+    fn change(&mut self, body: &[u8]) {
+        let mut at = 1;
+        match body[0] {
+            1 => {
+                let len = varint(body, &mut at) as usize;
+                let (key, value) = body[at..].split_at(len);
+                self.records.insert(key.to_vec(), value.to_vec());
+            }
+            2 => assert!(self.records.remove(&body[1..]).is_some()),
+            3 => {
+                let len = varint(body, &mut at) as usize;
+                let before = varint(body, &mut at);
+                let (key, bytes) = body[at..].split_at(len);
+                self.append(key, before, bytes);
+            }
+            4 => self.records.clear(),
+            kind => panic!("an operation of kind {kind}"),
         }
     }
 
@@ -767,6 +810,144 @@ fn a_database_in_use_is_read_by_the_document() {
     let mut reader = Reader::new(&path);
     reader.read_all();
     assert!(reader.found == expected);
+}
+
+/// A record as the document has it.
+fn seal(body: &[u8], lsn: u64, salt: u64) -> Vec<u8> {
+    let len = 8 + body.len() as u64;
+    let mut x =
+        salt ^ lsn.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ len.wrapping_mul(0xC2B2_AE3D_27D4_EB4F);
+    x = (x ^ x >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    x = (x ^ x >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    x ^= x >> 32;
+    let check = crc_of(&[body]) as u32 ^ x as u32;
+    [&(len as u32).to_le_bytes()[..], &check.to_le_bytes(), body].concat()
+}
+
+fn varint_bytes(mut n: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while n > 127 {
+        bytes.push(n as u8 | 128);
+        n >>= 7;
+    }
+    bytes.push(n as u8);
+    bytes
+}
+
+/// Transactions that were written from the document are for the engine what they are for the document.
+#[test]
+fn transactions_are_what_the_document_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().canonicalize().unwrap().join("a.ntdb");
+    let db = Db::create(&path).unwrap();
+    let mut expected = fill(&db, 300);
+    db.sync().unwrap();
+    let logs = [with_suffix(&path, "-log0"), with_suffix(&path, "-log1")];
+    let mut data = std::fs::read(&path).unwrap();
+    let log = std::fs::read(&logs[0]).unwrap();
+    db.close().unwrap();
+    // As a power cut leaves it: without the shared memory, and an attach record of another boot says no more than none.
+    data[2048..4096].fill(0);
+    std::fs::write(&path, data).unwrap();
+    let mut log =
+        Log { start: num(&log, 32, 8), salt: num(&log, 40, 8), bytes: log, previous_salt: 0 };
+    let mut end = log.start;
+    while let Some((_, next)) = log.record(end) {
+        end = next;
+    }
+    log.bytes.truncate((4096 + end - log.start) as usize);
+
+    let stream_of = |bodies: &[Vec<u8>]| -> Vec<u8> {
+        let one = |body: &Vec<u8>| [&varint_bytes(body.len() as u64)[..], body].concat();
+        bodies.iter().flat_map(one).collect()
+    };
+    let put =
+        |key: &[u8], value: &[u8]| [&[1][..], &varint_bytes(key.len() as u64), key, value].concat();
+    let append = |key: &[u8], before: u64, bytes: &[u8]| {
+        let lengths = [varint_bytes(key.len() as u64), varint_bytes(before)].concat();
+        [&[3][..], &lengths, key, bytes].concat()
+    };
+    let mut push = |body: &[u8]| {
+        let lsn = log.start + log.bytes.len() as u64 - 4096;
+        let body = match body {
+            // The first chunk names itself.
+            [9, 0, 0, 0, 0, 0, 0, 0, 0, rest @ ..] => [&[9], &lsn.to_le_bytes()[..], rest].concat(),
+            body => body.to_vec(),
+        };
+        log.bytes.extend(seal(&body, lsn, log.salt));
+        lsn
+    };
+    // Kind 8.
+    let mut grown = expected[&b"grows"[..]].clone();
+    let before = grown.len() as u64;
+    push(
+        &[
+            &[8][..],
+            &stream_of(&[
+                put(b"in one record", b"1"),
+                append(b"grows", before, b"by a transaction"),
+                b"\x02an empty value".to_vec(),
+            ]),
+        ]
+        .concat(),
+    );
+    expected.insert(b"in one record".to_vec(), b"1".to_vec());
+    grown.extend(b"by a transaction");
+    expected.insert(b"grows".to_vec(), grown);
+    expected.remove(&b"an empty value"[..]).unwrap();
+    // Kinds 9 and 10, with everything that a stream may have.
+    let value: Vec<u8> = (0..900_000u32).map(|n| (n % 241) as u8).collect();
+    let long_key = vec![6; 20_000];
+    let parts = [
+        stream_of(&[put(b"undone", b"at the beginning")]),
+        stream_of(&[vec![4], put(b"long", &value), put(&long_key, &value[1..])]),
+        stream_of(&[vec![4]]),
+        stream_of(&[append(b"long", 900_000, &value[..500_000]), put(b"gone", b"")]),
+        stream_of(&[b"\x02gone".to_vec(), put(b"short", b"2")]),
+        // A beginning of an operation.
+        stream_of(&[put(b"undone", &value)])[..1000].to_vec(),
+    ];
+    let stream = parts.concat();
+    let mut undone = Vec::new();
+    for part in [0, 2, 5] {
+        let start: usize = parts[..part].iter().map(Vec::len).sum();
+        undone.extend(varint_bytes(start as u64));
+        undone.extend(varint_bytes(parts[part].len() as u64));
+    }
+    let mut first = 0u64;
+    for chunk in stream.chunks(131_000) {
+        let lsn = push(&[&[9][..], &first.to_le_bytes(), chunk].concat());
+        first = if first == 0 { lsn } else { first };
+        push(&put(b"of another", b"3"));
+    }
+    let crc = (crc_of(&[&stream]) as u32).to_le_bytes();
+    let total = varint_bytes(stream.len() as u64);
+    push(&[&[10][..], &first.to_le_bytes(), &crc, &total, &undone].concat());
+    expected.clear();
+    expected.insert(b"long".to_vec(), [&value[..], &value[..500_000]].concat());
+    expected.insert(long_key, value[1..].to_vec());
+    expected.insert(b"short".to_vec(), b"2".to_vec());
+    // Never committed.
+    push(&[&[9][..], &[0; 8], &stream[..100_000]].concat());
+    push(&put(b"behind", b"4"));
+    expected.insert(b"behind".to_vec(), b"4".to_vec());
+    std::fs::write(&logs[0], &log.bytes).unwrap();
+
+    let mut reader = Reader::new(&path);
+    reader.read_all();
+    let mut replay = Replay {
+        records: reader.found.clone(),
+        reader: &reader,
+        series: BTreeMap::new(),
+        kinds: BTreeSet::new(),
+    };
+    assert_eq!(replay.run(logs, &reader.meta()), log.start + log.bytes.len() as u64 - 4096);
+    assert!(replay.records == expected, "the document's reader");
+    assert!([8, 9, 10].iter().all(|kind| replay.kinds.contains(kind)));
+    let db = Db::open(&path).unwrap();
+    let found: Records = db.iter().map(|record| record.unwrap()).collect();
+    assert!(found == expected, "the engine");
+    assert!(db.check().unwrap().is_clean());
 }
 
 fn is_locked(path: &Path, byte: i64) -> bool {

@@ -20,6 +20,7 @@ pub mod repair;
 pub mod replay;
 pub mod sidecar;
 pub mod slot;
+pub mod spool;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};

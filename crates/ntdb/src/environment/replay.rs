@@ -1,7 +1,10 @@
 //! Replaying into a new shared state: the logs from the meta page's LSN, through both files; then what only the ring of the old
 //! shared state has. With the ordinary operations, logging nothing.
+//!
+//! A value or a transaction that comes in chunks is kept in pages of the data file until the record comes that names it. One
+//! such operation runs at a time, so what another one begins is all that an unfinished one leaves.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::*;
 
 use crate::core::Core;
@@ -10,6 +13,7 @@ use crate::limits::RING_BYTES;
 use crate::log::file::LogFile;
 use crate::log::record::{Decoded, Op, decode, plausible_len};
 use crate::log::scan::{ScanProblem, Scanner};
+use crate::log::stream::{Parts, StreamOp, StreamProblem, StreamReader};
 use crate::page::header::Header;
 use crate::page::meta::Meta;
 use crate::page::record::Extent;
@@ -18,11 +22,12 @@ use crate::transaction::operation::{self, Condition};
 use crate::transaction::record::LogRecord;
 use crate::transaction::step::Step;
 use crate::transaction::writer::Writer;
-use crate::types::{Epoch, Lsn, Run};
+use crate::types::{Lsn, Run};
 
 use super::companions::Companions;
 use super::logs::{find_log, log_bytes, open_log};
 use super::recover::OldState;
+use super::spool::{self, Spool};
 
 /// Brings a new shared state up to date; returns whether anything had to be done.
 pub fn replay(
@@ -36,22 +41,31 @@ pub fn replay(
     let mut replay = Replay {
         core,
         meta_lsn: meta.replay_from.0,
-        series: None,
+        log_path: None,
+        pending: Pending::None,
         log_bytes: log_bytes(companions)?,
         scratch: Vec::new(),
         record: LogRecord::default(),
         applied: false,
     };
+    replay.record.encode(&Op::Clear);
     let result = replay.run(companions, header, meta, old);
     core.set_replaying(false);
     result?;
-    replay.drop_series()?;
+    replay.drop_pending()?;
     // The next record gets the LSN behind the last one.
     let words = &core.control().writer;
     let tail = words.tail.load(Relaxed);
     words.applied.store(tail, Relaxed);
     words.salt_from.store(tail, Relaxed);
     Ok(replay.applied)
+}
+
+/// What has come in chunks so far.
+enum Pending {
+    None,
+    Value(Series),
+    Transaction(Spool),
 }
 
 /// A value that comes in chunks.
@@ -69,17 +83,19 @@ struct Replay<'c> {
     core: &'c Core,
     /// Operations before it are in the checkpoint; chunks before it may still be needed.
     meta_lsn: u64,
-    /// The value of which chunks have been seen last: the LSN of its first chunk, and where its bytes are. One such
-    /// operation runs at a time, so what another one begins is all that an unfinished one leaves.
-    series: Option<Series>,
+    /// The log file that is being read; `None`: the ring.
+    log_path: Option<PathBuf>,
+    /// That of which chunks have been seen last.
+    pending: Pending,
     /// Bytes that the logs and the ring hold together. A value that is longer was never finished.
     log_bytes: u64,
     scratch: Vec<u8>,
+    /// Stands for the record of every operation: it is in the log already, and only takes up LSNs, no more than the shortest does.
     record: LogRecord,
     applied: bool,
 }
 
-impl Replay<'_> {
+impl<'c> Replay<'c> {
     fn run(
         &mut self,
         companions: &Companions,
@@ -161,6 +177,7 @@ impl Replay<'_> {
 
     fn one_log(&mut self, path: &Path, log: &LogFile, from: Lsn, meta: &Meta) -> Result<Lsn> {
         let mut scanner = Scanner::new(log, from);
+        self.log_path = Some(path.to_path_buf());
         loop {
             match scanner.next() {
                 Ok(Some(scanned)) => {
@@ -179,6 +196,7 @@ impl Replay<'_> {
 
     /// Replays what only the ring has.
     fn ring(&mut self, old: &OldState, mut at: u64) -> Result<()> {
+        self.log_path = None;
         let tail = old.tail();
         if at >= tail {
             return Ok(());
@@ -204,165 +222,298 @@ impl Replay<'_> {
         Ok(())
     }
 
+    /// An error about what the record at `lsn` says.
+    fn damage(&self, lsn: u64, reason: impl ToString) -> Error {
+        let (path, place) = match &self.log_path {
+            Some(path) => (path, format!("LSN {lsn}")),
+            None => (&self.core.path, format!("LSN {lsn} in the shared state's log ring")),
+        };
+        Error::Corrupt { path: path.clone(), place, reason: reason.to_string() }
+    }
+
     fn apply(&mut self, lsn: u64, op: &Op<'_>, next: u64) -> Result<()> {
-        let core = self.core;
-        if let Op::Chunk { first, total, bytes } = op {
-            self.chunk(first.0, *total, bytes)?;
-        } else if lsn < self.meta_lsn {
-            self.forget_chunks(op)?;
-        } else {
-            let mut writer = Writer::lock(core, None)?;
-            core.control().writer.tail.store(lsn, Relaxed);
-            self.record.encode(op);
-            let (record, scratch) = (&mut self.record, &mut self.scratch);
-            match op {
-                Op::Put { key, value } => {
-                    operation::check_lengths(core, key.len(), value.len() as u64)?;
-                    let hash = core.hasher.hash(key);
-                    operation::put(&mut writer, hash, key, value, Condition::Any, record, scratch)?;
-                }
-                Op::Delete { key } => {
-                    let hash = core.hasher.hash(key);
-                    operation::delete(&mut writer, hash, key, record)?;
-                }
-                Op::Append { key, length_before, bytes } => {
-                    let hash = core.hasher.hash(key);
-                    let expected = Some(*length_before);
-                    operation::append(&mut writer, hash, key, bytes, expected, record, scratch)?;
-                }
-                Op::Clear => {
-                    operation::clear(&mut writer, record)?;
-                }
-                Op::PutChunked { .. } | Op::AppendChunked { .. } => {
-                    drop(writer);
-                    self.chunked(op)?;
-                }
-                Op::Chunk { .. } => {}
+        let is_new = lsn >= self.meta_lsn;
+        match op {
+            // Also those from before the checkpoint: what names them may come after it.
+            Op::Chunk { first, total, bytes } => self.chunk(first.0, *total, bytes)?,
+            Op::TransactionChunk { first, bytes } => self.transaction_chunk(lsn, first.0, bytes)?,
+            Op::PutChunked { .. } | Op::AppendChunked { .. } if is_new => self.chunked(lsn, op)?,
+            Op::Commit { first, total, crc, undone } if is_new => {
+                self.commit(lsn, first.0, (*total, *crc), undone)?;
             }
+            Op::PutChunked { first, .. }
+            | Op::AppendChunked { first, .. }
+            | Op::Commit { first, .. } => self.forget(first.0)?,
+            Op::Transaction { ops } if is_new => {
+                self.operations(lsn, StreamReader::new(&[ops]))?;
+            }
+            Op::Put { .. } | Op::Delete { .. } | Op::Append { .. } | Op::Clear if is_new => {
+                self.change(lsn, op)?;
+            }
+            Op::Put { .. }
+            | Op::Delete { .. }
+            | Op::Append { .. }
+            | Op::Clear
+            | Op::Transaction { .. } => {}
         }
         self.applied = true;
-        core.control().writer.tail.store(next, Relaxed);
-        core.control().writer.applied.store(next, Relaxed);
+        let words = &self.core.control().writer;
+        words.tail.store(next, Relaxed);
+        words.applied.store(next, Relaxed);
+        Ok(())
+    }
+
+    /// Takes the writer lock for an operation of the record at `lsn`.
+    fn lock(&self, lsn: u64) -> Result<Writer<'c>> {
+        let writer = Writer::lock(self.core, None)?;
+        self.core.control().writer.tail.store(lsn, Relaxed);
+        Ok(writer)
+    }
+
+    /// Carries out an operation that needs nothing else.
+    fn change(&mut self, lsn: u64, op: &Op<'_>) -> Result<()> {
+        let core = self.core;
+        let mut writer = self.lock(lsn)?;
+        let (record, scratch) = (&mut self.record, &mut self.scratch);
+        match op {
+            Op::Put { key, value } => {
+                operation::check_lengths(core, key.len(), value.len() as u64)?;
+                let hash = core.hasher.hash(key);
+                operation::put(&mut writer, hash, key, value, Condition::Any, record, scratch)?;
+            }
+            Op::Delete { key } => {
+                let hash = core.hasher.hash(key);
+                operation::delete(&mut writer, hash, key, record)?;
+            }
+            Op::Append { key, length_before, bytes } => {
+                let hash = core.hasher.hash(key);
+                let expected = Some(*length_before);
+                operation::append(&mut writer, hash, key, bytes, expected, record, scratch)?;
+            }
+            Op::Clear => {
+                operation::clear(&mut writer, record)?;
+            }
+            Op::Chunk { .. }
+            | Op::PutChunked { .. }
+            | Op::AppendChunked { .. }
+            | Op::Transaction { .. }
+            | Op::TransactionChunk { .. }
+            | Op::Commit { .. } => return Err(self.damage(lsn, "no operation by itself")),
+        }
+        Ok(())
+    }
+
+    /// Carries out the operations of a transaction.
+    fn operations(&mut self, lsn: u64, mut stream: StreamReader<'_>) -> Result<()> {
+        loop {
+            match stream.next() {
+                Ok(Some(StreamOp::Whole(op))) => self.change(lsn, &op)?,
+                Ok(Some(StreamOp::Long { head, value })) => self.long(lsn, &head, value)?,
+                Ok(None) => return Ok(()),
+                Err(problem) => return Err(self.transaction_damage(lsn, problem)),
+            }
+            crash_point("recover.applied");
+        }
+    }
+
+    fn transaction_damage(&self, lsn: u64, problem: StreamProblem) -> Error {
+        self.damage(lsn, format!("a transaction that makes no sense: {problem}"))
+    }
+
+    /// Carries out a put or an append of which `op` has all but the value.
+    fn long(&mut self, lsn: u64, op: &Op<'_>, value: Parts<'_>) -> Result<()> {
+        let core = self.core;
+        match op {
+            Op::Put { key, .. } => {
+                let len = value.len();
+                operation::check_lengths(core, key.len(), len)?;
+                let layout = operation::layout(core.page_size, key.len(), len).0;
+                let key_part = if layout == operation::Layout::LongKey { key } else { &[][..] };
+                let mut extent = self.take_extent(key_part.len() as u64 + len)?;
+                let mut filled = 0;
+                for part in [key_part].into_iter().chain(value) {
+                    fill(core, &mut extent, &mut filled, part)?;
+                }
+                self.put_extent(lsn, key, len, layout, &extent)
+            }
+            Op::Append { key, length_before, .. } => {
+                let mut before = *length_before;
+                for bytes in value {
+                    self.change(lsn, &Op::Append { key, length_before: before, bytes })?;
+                    before = before.saturating_add(bytes.len() as u64);
+                }
+                Ok(())
+            }
+            _ => Err(self.damage(lsn, "no operation with a value")),
+        }
+    }
+
+    /// Takes an extent for `bytes`.
+    fn take_extent(&self, bytes: u64) -> Result<Extent> {
+        let core = self.core;
+        let pages = operation::extent_pages(core, bytes)?;
+        let mut writer = Writer::lock(core, None)?;
+        let mut step = Step::begin(&mut writer);
+        let first = step.take(pages)?;
+        step.structure()?;
+        Ok(Extent { first, pages, crc: 0, epoch: core.epoch() })
+    }
+
+    /// Stores a value that lies in an extent.
+    fn put_extent(
+        &mut self,
+        lsn: u64,
+        key: &[u8],
+        len: u64,
+        layout: operation::Layout,
+        extent: &Extent,
+    ) -> Result<()> {
+        let hash = self.core.hasher.hash(key);
+        let mut writer = self.lock(lsn)?;
+        let (any, record) = (Condition::Any, &mut self.record);
+        operation::put_extent(&mut writer, hash, key, len, layout, extent, any, record, |_| {})?;
         Ok(())
     }
 
     /// Collects a chunk of a value in an extent of its own.
     fn chunk(&mut self, first: u64, total: u64, bytes: &[u8]) -> Result<()> {
         let core = self.core;
-        let series = match self.series {
-            Some(series) if series.first == first => series,
+        let mut series = match self.pending {
+            Pending::Value(series) if series.first == first => series,
             _ => {
-                self.drop_series()?;
-                let mut series = Series { first, extent: None, filled: 0 };
-                if total <= self.log_bytes {
-                    let mut writer = Writer::lock(core, None)?;
-                    let pages = operation::extent_pages(core, total)?;
-                    let mut step = Step::begin(&mut writer);
-                    let at = step.take(pages)?;
-                    step.structure()?;
-                    series.extent = Some(Extent { first: at, pages, crc: 0, epoch: core.epoch() });
-                }
-                self.series = Some(series);
-                series
+                self.drop_pending()?;
+                let fits = total <= self.log_bytes;
+                let extent = if fits { Some(self.take_extent(total)?) } else { None };
+                Series { first, extent, filled: 0 }
             }
         };
-        let filled = series.filled;
-        let Some(extent) = series.extent else { return Ok(()) };
-        let room = extent.pages as u64 * core.page_size as u64;
-        if filled + bytes.len() as u64 > room.min(total) {
-            return Err(
-                core.corrupt(extent.first, "the chunks of a value are longer than the value")
-            );
+        if let Some(extent) = &mut series.extent {
+            if series.filled + bytes.len() as u64 > total {
+                return Err(
+                    core.corrupt(extent.first, "the chunks of a value are longer than the value")
+                );
+            }
+            fill(core, extent, &mut series.filled, bytes)?;
         }
-        let at = core.run(extent.first, extent.pages)?;
-        // SAFETY: within the extent, which is this replay's own.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.add(filled as usize), bytes.len());
-        }
-        let crc = crc32c::crc32c_append(extent.crc, bytes);
-        let extent = Some(Extent { crc, ..extent });
-        self.series = Some(Series { first, extent, filled: filled + bytes.len() as u64 });
+        self.pending = Pending::Value(series);
         Ok(())
     }
 
-    fn chunked(&mut self, op: &Op<'_>) -> Result<()> {
+    fn chunked(&mut self, lsn: u64, op: &Op<'_>) -> Result<()> {
         let core = self.core;
-        let (key, len, first, crc) = match op {
-            Op::PutChunked { key, len, first, crc } => (*key, *len, first.0, *crc),
-            Op::AppendChunked { key, len, first, crc, .. } => (*key, *len, first.0, *crc),
+        let (key, len, first, crc, before) = match op {
+            Op::PutChunked { key, len, first, crc } => (*key, *len, first.0, *crc, None),
+            Op::AppendChunked { key, len, first, crc, length_before } => {
+                (*key, *len, first.0, *crc, Some(*length_before))
+            }
             _ => return Ok(()),
         };
         let Some(Series { extent: Some(extent), filled, .. }) = self.take_series(first) else {
-            return Err(core.corrupt_shm("the log names a value of which it has no chunks"));
+            return Err(self.damage(lsn, "a value of which the log has no chunks"));
         };
         operation::check_lengths(core, key.len(), len)?;
-        let hash = core.hasher.hash(key);
         let layout = operation::layout(core.page_size, key.len(), len).0;
-        let is_put = matches!(op, Op::PutChunked { .. });
-        let key_too = is_put && layout == operation::Layout::LongKey;
+        let key_too = before.is_none() && layout == operation::Layout::LongKey;
         let expected = if key_too { len + key.len() as u64 } else { len };
         if filled != expected || extent.crc != crc {
             return Err(core.corrupt(extent.first, "the chunks of a value do not add up to it"));
         }
-        let mut writer = Writer::lock(core, None)?;
-        let (record, scratch) = (&mut self.record, &mut self.scratch);
-        match op {
-            Op::PutChunked { .. } => {
-                operation::put_extent(
-                    &mut writer,
-                    hash,
-                    key,
-                    len,
-                    layout,
-                    &extent,
-                    Condition::Any,
-                    record,
-                    |_| {},
-                )?;
+        let Some(length_before) = before else {
+            return self.put_extent(lsn, key, len, layout, &extent);
+        };
+        let start = core.run(extent.first, extent.pages)?;
+        // SAFETY: filled just now, and this replay's own.
+        let bytes = unsafe { std::slice::from_raw_parts(start.cast_const(), len as usize) };
+        self.change(lsn, &Op::Append { key, length_before, bytes })?;
+        spool::give_back(core, [Run { first: extent.first, len: extent.pages }])
+    }
+
+    /// Keeps a chunk of a transaction.
+    fn transaction_chunk(&mut self, lsn: u64, first: u64, bytes: &[u8]) -> Result<()> {
+        if !matches!(&self.pending, Pending::Transaction(spool) if spool.first == first) {
+            self.drop_pending()?;
+            // If its beginning is missing, nothing may commit it.
+            if first != lsn {
+                return Ok(());
             }
-            Op::AppendChunked { length_before, .. } => {
-                let start = core.run(extent.first, extent.pages)?;
-                // SAFETY: filled just now, and this replay's own.
-                let bytes = unsafe { std::slice::from_raw_parts(start, len as usize) };
-                let tail = core.control().writer.tail.load(Relaxed);
-                let expected = Some(*length_before);
-                operation::append(&mut writer, hash, key, bytes, expected, record, scratch)?;
-                core.control().writer.tail.store(tail, Relaxed);
-                let mut step = Step::begin(&mut writer);
-                step.give(Run { first: extent.first, len: extent.pages }, extent.epoch)?;
-                step.structure()?;
-            }
-            _ => {}
+            self.pending = Pending::Transaction(Spool::new(first));
         }
-        Ok(())
-    }
-
-    /// Chunks of an operation that the checkpoint already has.
-    fn forget_chunks(&mut self, op: &Op<'_>) -> Result<()> {
-        if let Op::PutChunked { first, .. } | Op::AppendChunked { first, .. } = op
-            && self.series.is_some_and(|series| series.first == first.0)
-        {
-            self.drop_series()?;
-        }
-        Ok(())
-    }
-
-    fn give_back(&self, extent: &Extent) -> Result<()> {
-        let mut writer = Writer::lock(self.core, None)?;
-        let mut step = Step::begin(&mut writer);
-        step.give(Run { first: extent.first, len: extent.pages }, Epoch(u64::MAX >> 1))?;
-        step.structure()
-    }
-
-    fn take_series(&mut self, first: u64) -> Option<Series> {
-        self.series.take_if(|series| series.first == first)
-    }
-
-    /// Gives back the pages of an operation that never finished.
-    fn drop_series(&mut self) -> Result<()> {
-        match self.series.take() {
-            Some(Series { extent: Some(extent), .. }) => self.give_back(&extent),
+        match &mut self.pending {
+            Pending::Transaction(spool) => spool.add(self.core, bytes),
             _ => Ok(()),
         }
     }
+
+    /// Carries out a transaction that came in chunks.
+    fn commit(
+        &mut self,
+        lsn: u64,
+        first: u64,
+        (total, crc): (u64, u32),
+        undone: &[u8],
+    ) -> Result<()> {
+        let spool = match std::mem::replace(&mut self.pending, Pending::None) {
+            Pending::Transaction(spool) if spool.first == first => spool,
+            other => {
+                self.pending = other;
+                return Err(self.damage(lsn, "a transaction of which the log has no chunks"));
+            }
+        };
+        let pieces = spool.pieces(self.core)?;
+        let stream = StreamReader::committed(&pieces, total, crc, undone)
+            .map_err(|problem| self.transaction_damage(lsn, problem))?;
+        self.operations(lsn, stream)?;
+        spool.give_back(self.core)
+    }
+
+    /// Forgets the chunks of an operation that the checkpoint already has.
+    fn forget(&mut self, first: u64) -> Result<()> {
+        let is_it = match &self.pending {
+            Pending::None => false,
+            Pending::Value(series) => series.first == first,
+            Pending::Transaction(spool) => spool.first == first,
+        };
+        if is_it { self.drop_pending() } else { Ok(()) }
+    }
+
+    fn take_series(&mut self, first: u64) -> Option<Series> {
+        match self.pending {
+            Pending::Value(series) if series.first == first => {
+                self.pending = Pending::None;
+                Some(series)
+            }
+            _ => None,
+        }
+    }
+
+    /// Gives back the pages of an operation that never finished.
+    fn drop_pending(&mut self) -> Result<()> {
+        match std::mem::replace(&mut self.pending, Pending::None) {
+            Pending::None => Ok(()),
+            Pending::Value(series) => {
+                let runs =
+                    series.extent.map(|extent| Run { first: extent.first, len: extent.pages });
+                spool::give_back(self.core, runs)
+            }
+            Pending::Transaction(spool) => spool.give_back(self.core),
+        }
+    }
 }
+
+/// Puts `bytes` into the extent behind those that are there.
+fn fill(core: &Core, extent: &mut Extent, filled: &mut u64, bytes: &[u8]) -> Result<()> {
+    let room = extent.pages as u64 * core.page_size as u64;
+    if *filled + bytes.len() as u64 > room {
+        return Err(core.corrupt(extent.first, "an extent is too short for its value"));
+    }
+    let at = core.run(extent.first, extent.pages)?;
+    // SAFETY: within the extent, which is this replay's own. (The bytes may lie there if a damaged map says that their pages are
+    // free.)
+    unsafe { std::ptr::copy(bytes.as_ptr(), at.add(*filled as usize), bytes.len()) };
+    extent.crc = crc32c::crc32c_append(extent.crc, bytes);
+    *filled += bytes.len() as u64;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

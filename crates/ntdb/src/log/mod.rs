@@ -6,6 +6,7 @@
 //! - [`flush`]: from the ring to the files.
 //! - [`sync`]: to the disk, once for all who wait.
 //! - [`scan`]: reading them back in order, to the end of what is valid.
+//! - [`stream`]: the operations of a transaction, which count together or not at all.
 //!
 //! A log sequence number ([`crate::types::Lsn`]) is the position of a record's first byte, counted
 //! in log bytes since the database was created. It rises across both files, so it orders all
@@ -16,4 +17,5 @@ pub mod file;
 pub mod flush;
 pub mod record;
 pub mod scan;
+pub mod stream;
 pub mod sync;

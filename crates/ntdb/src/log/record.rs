@@ -22,6 +22,11 @@
 //! | 5 | chunk | LSN of the first chunk (u64), total length (varint), bytes (the rest) |
 //! | 6 | put chunked | LSN of the first chunk (u64), CRC (u32), length (varint), key (the rest) |
 //! | 7 | append chunked | LSN of the first chunk (u64), CRC (u32), length before (varint), length (varint), key (the rest) |
+//! | 8 | transaction | operations: a stream (the rest) |
+//! | 9 | transaction chunk | LSN of the first chunk (u64), a part of the stream (the rest) |
+//! | 10 | commit | LSN of the first chunk (u64), CRC (u32), total length (varint), undone parts (the rest) |
+//!
+//! What a stream is, and which parts of it may be undone, is told in [`super::stream`].
 //!
 //! A varint is an unsigned LEB128 number of at most 64 bits in its shortest form. All other numbers
 //! are fixed and little-endian; the LSNs are, because a record's size must be known before its place
@@ -48,6 +53,8 @@
 //! A record is either there with a matching check or it is not there: a torn one, zeros and
 //! leftovers all read as [`Decoded::End`]. Nothing here panics or allocates for any input.
 
+#[cfg(doc)]
+use crate::limits::MAX_CHUNK_BYTES;
 use crate::limits::MAX_RECORD_BYTES;
 use crate::types::Lsn;
 
@@ -66,6 +73,9 @@ const KIND_CLEAR: u8 = 4;
 const KIND_CHUNK: u8 = 5;
 const KIND_PUT_CHUNKED: u8 = 6;
 const KIND_APPEND_CHUNKED: u8 = 7;
+const KIND_TRANSACTION: u8 = 8;
+const KIND_TRANSACTION_CHUNK: u8 = 9;
+const KIND_COMMIT: u8 = 10;
 
 /// What a record says has happened: always the resolved effect, never a condition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,6 +137,30 @@ pub enum Op<'a> {
         /// CRC-32C of the bytes that were added.
         crc: u32,
     },
+    /// A transaction whose operations fit one record. They have all happened, at once.
+    Transaction {
+        /// The stream of its operations.
+        ops: &'a [u8],
+    },
+    /// A part of the stream of a longer transaction, cut anywhere. Means nothing until the
+    /// transaction's [`Op::Commit`] is found.
+    TransactionChunk {
+        /// LSN of the first chunk of the stream (its own, in the first).
+        first: Lsn,
+        /// This part, at most [`MAX_CHUNK_BYTES`] of it where this program writes it.
+        bytes: &'a [u8],
+    },
+    /// The operations of the stream that came in chunks have all happened, at once.
+    Commit {
+        /// LSN of the first chunk.
+        first: Lsn,
+        /// Bytes of the whole stream.
+        total: u64,
+        /// CRC-32C of the whole stream, undone parts included.
+        crc: u32,
+        /// The parts of the stream that were undone before the commit and did not happen.
+        undone: &'a [u8],
+    },
 }
 
 /// What lies at a place of the log.
@@ -176,6 +210,9 @@ pub fn encoded_len(op: &Op<'_>) -> usize {
         Op::AppendChunked { key, length_before, len, .. } => {
             12 + varint_len(length_before) + varint_len(len) + key.len()
         }
+        Op::Transaction { ops } => ops.len(),
+        Op::TransactionChunk { bytes, .. } => 8 + bytes.len(),
+        Op::Commit { total, undone, .. } => 12 + varint_len(total) + undone.len(),
     };
     MIN_RECORD_BYTES + operands
 }
@@ -193,7 +230,20 @@ pub fn encode(op: &Op<'_>, out: &mut [u8]) -> u32 {
     // Length in the low half, check (0) in the high one.
     out[..RECORD_HEADER_BYTES].copy_from_slice(&(len as u64).to_le_bytes());
     let (_, body) = out.split_at_mut(RECORD_HEADER_BYTES);
-    let mut writer = Writer { rest: &mut *body };
+    encode_body(op, body);
+    body_crc(body)
+}
+
+/// Bytes of the body for `op`: of the record without its header.
+#[inline]
+pub fn body_len(op: &Op<'_>) -> usize {
+    encoded_len(op) - RECORD_HEADER_BYTES
+}
+
+/// Writes the kind and the operands of `op` to `body`, which has the length that [`body_len`] says.
+#[inline]
+pub fn encode_body(op: &Op<'_>, body: &mut [u8]) {
+    let mut writer = Writer { rest: body };
     match *op {
         Op::Put { key, value } => {
             writer.byte(KIND_PUT);
@@ -234,9 +284,24 @@ pub fn encode(op: &Op<'_>, out: &mut [u8]) -> u32 {
             writer.varint(len);
             writer.bytes(key);
         }
+        Op::Transaction { ops } => {
+            writer.byte(KIND_TRANSACTION);
+            writer.bytes(ops);
+        }
+        Op::TransactionChunk { first, bytes } => {
+            writer.byte(KIND_TRANSACTION_CHUNK);
+            writer.bytes(&first.0.to_le_bytes());
+            writer.bytes(bytes);
+        }
+        Op::Commit { first, total, crc, undone } => {
+            writer.byte(KIND_COMMIT);
+            writer.bytes(&first.0.to_le_bytes());
+            writer.bytes(&crc.to_le_bytes());
+            writer.varint(total);
+            writer.bytes(undone);
+        }
     }
     debug_assert!(writer.rest.is_empty(), "encoded_len and encode disagree");
-    body_crc(body)
 }
 
 /// Writes the check into an encoded record.
@@ -328,7 +393,7 @@ pub fn decode(salt: u64, lsn: Lsn, bytes: &[u8]) -> Result<Decoded<'_>, RecordPr
 
 /// Whether records of this kind are known.
 fn known_kind(kind: u8) -> bool {
-    (KIND_PUT..=KIND_APPEND_CHUNKED).contains(&kind)
+    (KIND_PUT..=KIND_COMMIT).contains(&kind)
 }
 
 /// Reads an operation from a body whose check was right.
@@ -368,6 +433,16 @@ pub fn decode_body(body: &[u8]) -> Result<Op<'_>, RecordProblem> {
             let len = reader.varint("length")?;
             Op::AppendChunked { key: reader.take_rest(), length_before, len, first, crc }
         }
+        KIND_TRANSACTION => Op::Transaction { ops: reader.take_rest() },
+        KIND_TRANSACTION_CHUNK => {
+            Op::TransactionChunk { first: reader.lsn("first chunk")?, bytes: reader.take_rest() }
+        }
+        KIND_COMMIT => {
+            let first = reader.lsn("first chunk")?;
+            let crc = reader.u32("CRC")?;
+            let total = reader.varint("total length")?;
+            Op::Commit { first, total, crc, undone: reader.take_rest() }
+        }
         unknown => return Err(RecordProblem::UnknownKind(unknown)),
     };
     if reader.rest.is_empty() { Ok(op) } else { Err(reader.problem("end")) }
@@ -375,8 +450,25 @@ pub fn decode_body(body: &[u8]) -> Result<Op<'_>, RecordProblem> {
 
 /// Bytes of `n` as a varint.
 #[inline]
-fn varint_len(n: u64) -> usize {
+pub(super) fn varint_len(n: u64) -> usize {
     (70 - (n | 1).leading_zeros() as usize) / 7
+}
+
+/// Adds `n` as a varint.
+pub(super) fn push_varint(out: &mut Vec<u8>, n: u64) {
+    let at = out.len();
+    out.resize(at + varint_len(n), 0);
+    Writer { rest: &mut out[at..] }.varint(n);
+}
+
+/// Longest varint in bytes.
+pub(super) const MAX_VARINT_BYTES: usize = 10;
+
+/// The varint at the start of `bytes` and what follows it; `None` if it is not whole or not in its shortest form.
+pub(super) fn split_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let mut reader = Reader { rest: bytes, kind: 0 };
+    let n = reader.varint("number").ok()?;
+    Some((n, reader.rest))
 }
 
 /// Fills a body from front to back.
@@ -464,7 +556,7 @@ impl<'a> Reader<'a> {
 }
 
 #[cfg(test)]
-pub(super) mod testing {
+pub(crate) mod testing {
     //! Operations that own their bytes, and how to make any.
 
     use super::*;
@@ -493,6 +585,9 @@ pub(super) mod testing {
                 KIND_CHUNK => Op::Chunk { first, total: len, bytes },
                 KIND_PUT_CHUNKED => Op::PutChunked { key, len, first, crc },
                 KIND_APPEND_CHUNKED => Op::AppendChunked { key, length_before, len, first, crc },
+                KIND_TRANSACTION => Op::Transaction { ops: bytes },
+                KIND_TRANSACTION_CHUNK => Op::TransactionChunk { first, bytes },
+                KIND_COMMIT => Op::Commit { first, total: len, crc, undone: bytes },
                 kind => panic!("no kind {kind}"),
             }
         }
@@ -508,7 +603,7 @@ pub(super) mod testing {
         // Every length of varint alike.
         let number = || (any::<u64>(), 0..64u32).prop_map(|(n, shift)| n >> shift);
         let numbers = [number(), number(), number()];
-        (KIND_PUT..=KIND_APPEND_CHUNKED, bytes(), bytes(), numbers, any::<u32>())
+        (KIND_PUT..=KIND_COMMIT, bytes(), bytes(), numbers, any::<u32>())
             .prop_map(|(kind, key, bytes, numbers, crc)| OwnedOp { kind, key, bytes, numbers, crc })
     }
 

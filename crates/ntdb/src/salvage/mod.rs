@@ -24,6 +24,7 @@ use std::path::Path;
 
 use crate::api::db::Db;
 use crate::environment::companions::resolve;
+use crate::environment::spool::Spool;
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::page::meta::Meta;
@@ -83,6 +84,8 @@ struct Salvage<'a> {
     pages_done: u64,
     /// Pages of values that may still be read: values that many records name would take for ever.
     value_pages_left: u64,
+    /// The transaction of which the log has had chunks and not yet the commit.
+    transaction: Option<Spool>,
 }
 
 impl Salvage<'_> {
@@ -204,6 +207,7 @@ pub fn salvage(
         progress: &mut progress,
         pages_done: 0,
         value_pages_left: pages * 4 + 1,
+        transaction: None,
     };
     for (page, problem) in header_problems {
         salvage.damaged_page(page, &problem);

@@ -3,11 +3,13 @@
 use crate::environment::companions::{AttachRecord, Companions};
 use crate::environment::recover::OldState;
 use crate::environment::sidecar::open_shm;
+use crate::environment::spool::Spool;
 use crate::error::Result;
 use crate::limits::RING_BYTES;
 use crate::log::file::LogFile;
 use crate::log::record::{Decoded, Op, decode, plausible_len};
 use crate::log::scan::Scanner;
+use crate::log::stream::{StreamOp, StreamProblem, StreamReader};
 use crate::page::meta::Meta;
 use crate::storage::filesystem;
 use crate::storage::mapping::Access;
@@ -58,11 +60,25 @@ impl Salvage<'_> {
         if base.is_absolute() {
             places.push(Companions::of(base, None));
         }
+        self.find_and_apply(meta, record.as_ref(), &places)?;
+        // One that was never committed.
+        match self.transaction.take() {
+            Some(spool) => spool.give_back(&self.destination.environment().core),
+            None => Ok(()),
+        }
+    }
+
+    fn find_and_apply(
+        &mut self,
+        meta: &Meta,
+        record: Option<&AttachRecord>,
+        places: &[Companions],
+    ) -> Result<()> {
         let mut series = Series::default();
         if meta.log_salt == 0 {
-            return self.ring(meta, record.as_ref(), &places, meta.replay_from.0, &mut series, &[]);
+            return self.ring(meta, record, places, meta.replay_from.0, &mut series, &[]);
         }
-        let logs = self.find_logs(meta, &places);
+        let logs = self.find_logs(meta, places);
         if logs.is_empty() {
             self.problem(format!(
                 "the redo log {} is missing: changes after the last checkpoint are lost",
@@ -71,7 +87,7 @@ impl Salvage<'_> {
             return Ok(());
         }
         let end = self.apply_logs(meta, &logs, &mut series)?;
-        self.ring(meta, record.as_ref(), &places, end, &mut series, &logs)
+        self.ring(meta, record, places, end, &mut series, &logs)
     }
 
     /// The log that the meta page names, and the one that continues it.
@@ -117,6 +133,8 @@ impl Salvage<'_> {
                         let lsn = scanned.lsn;
                         if let Op::Chunk { first, bytes, .. } = &scanned.op {
                             series.add(*first, bytes, Chunk::Log(index, lsn));
+                        } else if let Op::TransactionChunk { first, bytes } = &scanned.op {
+                            self.transaction_chunk(lsn, *first, bytes)?;
                         } else if lsn >= meta.replay_from {
                             self.apply(lsn.0, &scanned.op, series, logs)?;
                         }
@@ -134,7 +152,10 @@ impl Salvage<'_> {
     }
 
     fn apply(&mut self, lsn: u64, op: &Op, series: &Series, logs: &[LogFile]) -> Result<()> {
-        self.report.log_records += 1;
+        // Of a transaction its operations count.
+        if !matches!(op, Op::Transaction { .. } | Op::Commit { .. }) {
+            self.report.log_records += 1;
+        }
         match op {
             Op::Put { key, value } => self.destination.put(key, value)?,
             Op::Delete { key } => drop(self.destination.delete(key)?),
@@ -167,9 +188,88 @@ impl Salvage<'_> {
                 }
                 self.chunks(key, series, 0, logs)?;
             }
-            Op::Chunk { .. } => {}
+            Op::Transaction { ops } => self.operations(lsn, StreamReader::new(&[ops]))?,
+            Op::Commit { first, total, crc, undone } => {
+                self.commit(lsn, *first, (*total, *crc), undone)?;
+            }
+            Op::Chunk { .. } | Op::TransactionChunk { .. } => {}
         }
         Ok(())
+    }
+
+    /// Keeps a chunk of a transaction, in pages of the new database.
+    fn transaction_chunk(&mut self, lsn: Lsn, first: Lsn, bytes: &[u8]) -> Result<()> {
+        let environment = self.destination.environment().clone();
+        let core = &environment.core;
+        if self.transaction.as_ref().is_none_or(|spool| spool.first != first.0) {
+            // One is written at a time, so another one begins when this is left.
+            if let Some(spool) = self.transaction.take() {
+                spool.give_back(core)?;
+            }
+            self.transaction = (first == lsn).then(|| Spool::new(first.0));
+        }
+        match &mut self.transaction {
+            Some(spool) => spool.add(core, bytes),
+            None => Ok(()),
+        }
+    }
+
+    /// Applies a transaction that came in chunks, if all of it is there.
+    fn commit(
+        &mut self,
+        lsn: u64,
+        first: Lsn,
+        (total, crc): (u64, u32),
+        undone: &[u8],
+    ) -> Result<()> {
+        let environment = self.destination.environment().clone();
+        let spool = self.transaction.take().unwrap_or(Spool::new(first.0));
+        if spool.first == first.0 {
+            let pieces = spool.pieces(&environment.core)?;
+            match StreamReader::committed(&pieces, total, crc, undone) {
+                Ok(stream) => self.operations(lsn, stream)?,
+                Err(problem) => self.lost_operations(lsn, &problem),
+            }
+        } else {
+            self.problem(format!("LSN {lsn}: a transaction of which the log has no chunks"));
+        }
+        spool.give_back(&environment.core)
+    }
+
+    /// Applies the operations of a transaction.
+    fn operations(&mut self, lsn: u64, mut stream: StreamReader<'_>) -> Result<()> {
+        loop {
+            match stream.next() {
+                Ok(Some(StreamOp::Whole(op))) => self.apply(lsn, &op, &Series::default(), &[])?,
+                Ok(Some(StreamOp::Long { head, value })) => {
+                    self.report.log_records += 1;
+                    let key = match head {
+                        Op::Put { key, .. } => {
+                            self.destination.put(key, b"")?;
+                            key
+                        }
+                        Op::Append { key, length_before, .. }
+                            if self.is_long(key, length_before, lsn)? =>
+                        {
+                            key
+                        }
+                        _ => continue,
+                    };
+                    for part in value {
+                        self.destination.append(key, part)?;
+                    }
+                }
+                Ok(None) => return Ok(()),
+                Err(problem) => {
+                    self.lost_operations(lsn, &problem);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn lost_operations(&mut self, lsn: u64, problem: &StreamProblem) {
+        self.problem(format!("LSN {lsn}: changes of a transaction are lost: {problem}"));
     }
 
     /// Whether the key's value has this length. If not, what was added to it is no use without what was before.
@@ -265,6 +365,8 @@ impl Salvage<'_> {
             };
             if let Op::Chunk { first, bytes, .. } = op {
                 series.add(first, bytes, Chunk::Ring(bytes.to_vec()));
+            } else if let Op::TransactionChunk { first, bytes } = op {
+                self.transaction_chunk(Lsn(at), first, bytes)?;
             } else {
                 self.apply(at, &op, series, logs)?;
             }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use crate::core::Core;
 use crate::environment::Environment;
 use crate::error::Result;
-use crate::limits::{MAX_RECORD_BYTES, RING_BYTES};
+use crate::limits::{MAX_CHUNK_BYTES, MAX_RECORD_BYTES, RING_BYTES};
 use crate::log::record::Op;
 use crate::page::record::{Extent, Record};
 use crate::shm::lock::Acquired;
@@ -26,7 +26,7 @@ use super::step::{Step, list_get, list_set};
 use super::writer::Writer;
 
 /// Bytes of value in one chunk.
-const CHUNK_BYTES: usize = (MAX_RECORD_BYTES / 2) as usize;
+const CHUNK_BYTES: usize = MAX_CHUNK_BYTES as usize;
 
 /// Longest key and value that are logged in one record.
 pub fn is_large(key_len: usize, value_len: usize) -> bool {

@@ -21,6 +21,11 @@ fn samples() -> Vec<Op<'static>> {
         Op::Chunk { first, total: u64::MAX, bytes },
         Op::PutChunked { key, len: 1 << 63, first, crc: 0xDEAD_BEEF },
         Op::AppendChunked { key, length_before: 127, len: 128, first, crc: 0 },
+        Op::Transaction { ops: bytes },
+        Op::Transaction { ops: b"" },
+        Op::TransactionChunk { first, bytes },
+        Op::Commit { first, total: 1 << 40, crc: 0xDEAD_BEEF, undone: bytes },
+        Op::Commit { first, total: 0, crc: 0, undone: b"" },
     ]
 }
 
@@ -60,6 +65,13 @@ fn bytes_of_a_record_are_what_the_format_says() {
     assert_eq!(sealed(&put, SALT, LSN)[8..], *b"\x06\x06\0\0\0\0\0\0\0\x07\0\0\0\x05k");
     assert_eq!(sealed(&Op::Delete { key: b"k" }, SALT, LSN)[8..], *b"\x02k");
     assert_eq!(sealed(&Op::Clear, SALT, LSN)[8..], *b"\x04");
+    let transaction = Op::Transaction { ops: b"\x02\x02k" };
+    assert_eq!(sealed(&transaction, SALT, LSN)[8..], *b"\x08\x02\x02k");
+    let chunk = Op::TransactionChunk { first: Lsn(6), bytes: b"yz" };
+    assert_eq!(sealed(&chunk, SALT, LSN)[8..], *b"\x09\x06\0\0\0\0\0\0\0yz");
+    let commit = Op::Commit { first: Lsn(6), total: 300, crc: 7, undone: b"\x01\x02" };
+    let body = *b"\x0a\x06\0\0\0\0\0\0\0\x07\0\0\0\xAC\x02\x01\x02";
+    assert_eq!(sealed(&commit, SALT, LSN)[8..], body);
 }
 
 #[test]
@@ -120,7 +132,7 @@ fn operands_that_do_not_fit_are_named() {
     let overlong = [KIND_PUT, 0x80, 0x00];
     let overflow = *b"\x01\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x02";
     let endless = *b"\x01\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01";
-    let cases: [(&[u8], &str); 9] = [
+    let cases: [(&[u8], &str); 13] = [
         (&[KIND_PUT], "key length"),
         (&[KIND_PUT, 5, b'a'], "key"),
         (b"\x01\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", "key"),
@@ -130,12 +142,31 @@ fn operands_that_do_not_fit_are_named() {
         (&[KIND_CLEAR, 0], "end"),
         (&[KIND_CHUNK, 1, 2, 3], "first chunk"),
         (&[KIND_APPEND, 0], "length before"),
+        (&[KIND_TRANSACTION_CHUNK, 1, 2, 3, 4, 5, 6, 7], "first chunk"),
+        (&[KIND_COMMIT, 1, 2, 3], "first chunk"),
+        (&[KIND_COMMIT, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10], "CRC"),
+        (&[KIND_COMMIT, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0x80, 0], "total length"),
     ];
     for (body, what) in cases {
         let record = sealed_body(body, SALT, LSN);
         let expected = RecordProblem::Malformed { kind: body[0], what };
         assert_eq!(decode(SALT, LSN, &record), Err(expected), "{body:?}");
     }
+}
+
+#[test]
+fn records_of_every_kind_are_told_apart_from_none() {
+    let mut records = Vec::new();
+    for op in samples() {
+        records.extend(sealed(&op, SALT, LSN));
+    }
+    // Zeros, as behind the end of a log, and a part of one more record.
+    for tail in [&[0; 40][..], &sealed(&Op::Transaction { ops: &[1; 50] }, SALT, LSN)[..30]] {
+        let bytes = [&records[..], tail].concat();
+        assert_eq!(whole_records(&bytes), records.len());
+    }
+    let unknown = sealed_body(&[KIND_COMMIT + 1, 1, 2, 3], SALT, LSN);
+    assert_eq!(plausible_len(&unknown), None);
 }
 
 proptest! {
@@ -187,7 +218,7 @@ proptest! {
     }
 
     #[test]
-    fn any_sealed_body_is_survived(kind in 0..10u8, rest in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn any_sealed_body_is_survived(kind in 0..13u8, rest in prop::collection::vec(any::<u8>(), 0..64)) {
         let mut body = vec![kind];
         body.extend(rest);
         let record = sealed_body(&body, SALT, LSN);
