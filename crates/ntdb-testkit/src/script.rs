@@ -39,14 +39,87 @@ pub enum Op {
     Check,
     /// Read-modify-write under a key lock: store this value.
     LockedPut(Vec<u8>, Vec<u8>),
+    /// Several changes, all at once or not at all.
+    Transaction(Vec<Change>, End),
     /// Close the database and open it again; the last to close leaves it at rest.
     Reopen,
+}
+
+/// What happens within a transaction.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// An operation: one of those that change records.
+    Do(Op),
+    /// A savepoint.
+    Save,
+    /// Back to the savepoint of this number, which stays.
+    RollBack(usize),
+    /// Make ready to commit.
+    Prepare,
+}
+
+/// How a transaction ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// Durable.
+    Commit,
+    /// Not waiting for the disk.
+    CommitRelaxed,
+    /// Nothing has happened.
+    Abort,
+}
+
+fn run_transaction(db: &Db, changes: &[Change], end: End) -> ntdb::Result<()> {
+    // Some begin while another thread holds a key.
+    let beside = (changes.len() % 7 == 3).then(|| {
+        let db = db.clone();
+        let (locked, is_locked) = std::sync::mpsc::channel();
+        let holder = std::thread::spawn(move || {
+            let guard = db.lock(b"held beside")?;
+            let _ = locked.send(());
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            drop(guard);
+            Ok(())
+        });
+        let _ = is_locked.recv();
+        holder
+    });
+    let mut tx = db.begin()?;
+    if let Some(holder) = beside {
+        holder.join().expect("no panic")?;
+    }
+    let mut saved = Vec::new();
+    for change in changes {
+        match change {
+            Change::Do(Op::Put(key, value)) => tx.put(key, value)?,
+            Change::Do(Op::Insert(key, value)) => drop(tx.insert(key, value)?),
+            Change::Do(Op::Replace(key, value)) => drop(tx.replace(key, value)?),
+            Change::Do(Op::Delete(key)) => drop(tx.delete(key)?),
+            Change::Do(Op::Append(key, bytes)) => drop(tx.append(key, bytes)?),
+            Change::Do(Op::Clear) => tx.clear()?,
+            Change::Do(other) => panic!("not within a transaction: {other:?}"),
+            Change::Save => saved.push(tx.savepoint()?),
+            Change::RollBack(n) => {
+                assert!(tx.rollback_to(saved[*n])?, "a savepoint is lost");
+                saved.truncate(n + 1);
+            }
+            Change::Prepare => tx.prepare()?,
+        }
+    }
+    match end {
+        End::Commit => tx.commit(),
+        End::CommitRelaxed => tx.commit_relaxed(),
+        End::Abort => tx.abort(),
+    }
 }
 
 impl Op {
     /// Whether everything up to and including this operation is durable once it has returned.
     pub fn promises_durability(&self) -> bool {
-        matches!(self, Op::PutDurable(..) | Op::Sync | Op::Checkpoint)
+        matches!(
+            self,
+            Op::PutDurable(..) | Op::Sync | Op::Checkpoint | Op::Transaction(_, End::Commit)
+        )
     }
 
     /// Carries the operation out (all but [`Op::Reopen`], which is the caller's).
@@ -73,6 +146,7 @@ impl Op {
                 let _guard = db.lock(key)?;
                 db.put(key, value)
             }
+            Op::Transaction(changes, end) => run_transaction(db, changes, *end),
             Op::Reopen => Ok(()),
         }
     }
@@ -106,6 +180,66 @@ impl Digest {
             ControlFlow::Continue(())
         })?;
         Ok(digest)
+    }
+}
+
+/// What a database should hold, and its digest.
+#[derive(Clone, Default)]
+struct Model {
+    records: BTreeMap<Vec<u8>, Vec<u8>>,
+    digest: Digest,
+}
+
+impl Model {
+    fn store(&mut self, key: &[u8], value: Option<Vec<u8>>) {
+        let old = match value {
+            Some(value) => {
+                self.digest.toggle(key, &value);
+                self.records.insert(key.to_vec(), value)
+            }
+            None => self.records.remove(key),
+        };
+        if let Some(old) = old {
+            self.digest.toggle(key, &old);
+        }
+        self.digest.records = self.records.len() as u64;
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Put(key, value) | Op::PutDurable(key, value) | Op::LockedPut(key, value) => {
+                self.store(key, Some(value.clone()));
+            }
+            Op::Insert(key, value) if !self.records.contains_key(key) => {
+                self.store(key, Some(value.clone()));
+            }
+            Op::Replace(key, value) if self.records.contains_key(key) => {
+                self.store(key, Some(value.clone()));
+            }
+            Op::Delete(key) => self.store(key, None),
+            Op::Append(key, bytes) => {
+                let mut value = self.records.get(key).cloned().unwrap_or_default();
+                value.extend_from_slice(bytes);
+                self.store(key, Some(value));
+            }
+            Op::Clear => *self = Model::default(),
+            Op::Transaction(_, End::Abort) => {}
+            Op::Transaction(changes, _) => {
+                let mut saved = Vec::new();
+                for change in changes {
+                    match change {
+                        Change::Do(op) => self.apply(op),
+                        Change::Save => saved.push(self.clone()),
+                        Change::RollBack(n) => {
+                            saved.truncate(n + 1);
+                            *self = saved[*n].clone();
+                        }
+                        Change::Prepare => {}
+                    }
+                }
+            }
+            _ => {}
+        }
     }
 }
 
@@ -159,49 +293,11 @@ impl Script {
     }
 
     fn from_ops(ops: Vec<Op>) -> Script {
-        let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
-        let mut digest = Digest::default();
-        let mut digests = vec![digest];
-        let store = |digest: &mut Digest,
-                     model: &mut BTreeMap<Vec<u8>, Vec<u8>>,
-                     key: &[u8],
-                     value: Option<Vec<u8>>| {
-            let old = match &value {
-                Some(value) => {
-                    digest.toggle(key, value);
-                    model.insert(key.to_vec(), value.clone())
-                }
-                None => model.remove(key),
-            };
-            if let Some(old) = old {
-                digest.toggle(key, &old);
-            }
-            digest.records = model.len() as u64;
-        };
+        let mut model = Model::default();
+        let mut digests = vec![model.digest];
         for op in &ops {
-            match op {
-                Op::Put(key, value) | Op::PutDurable(key, value) | Op::LockedPut(key, value) => {
-                    store(&mut digest, &mut model, key, Some(value.clone()));
-                }
-                Op::Insert(key, value) if !model.contains_key(key) => {
-                    store(&mut digest, &mut model, key, Some(value.clone()));
-                }
-                Op::Replace(key, value) if model.contains_key(key) => {
-                    store(&mut digest, &mut model, key, Some(value.clone()));
-                }
-                Op::Delete(key) => store(&mut digest, &mut model, key, None),
-                Op::Append(key, bytes) => {
-                    let mut value = model.get(key).cloned().unwrap_or_default();
-                    value.extend_from_slice(bytes);
-                    store(&mut digest, &mut model, key, Some(value));
-                }
-                Op::Clear => {
-                    model.clear();
-                    digest = Digest::default();
-                }
-                _ => {}
-            }
-            digests.push(digest);
+            model.apply(op);
+            digests.push(model.digest);
         }
         Script { ops, digests }
     }
@@ -247,6 +343,36 @@ fn random_op(rng: &mut Rng, keys: u64) -> Op {
     }
 }
 
+/// A transaction of up to `longest` changes.
+fn transaction(rng: &mut Rng, keys: u64, longest: u64) -> Op {
+    let mut changes = Vec::new();
+    let mut saved = 0;
+    for _ in 0..rng.below(longest + 1) {
+        changes.push(match rng.below(40) {
+            0..3 => {
+                saved += 1;
+                Change::Save
+            }
+            3 if saved > 0 => {
+                let n = rng.below(saved as u64) as usize;
+                saved = n + 1;
+                Change::RollBack(n)
+            }
+            4 => Change::Prepare,
+            _ => Change::Do(match random_op(rng, keys) {
+                Op::LockedPut(key, value) | Op::PutDurable(key, value) => Op::Put(key, value),
+                op => op,
+            }),
+        });
+    }
+    let end = match rng.below(6) {
+        0 => End::Abort,
+        1..4 => End::CommitRelaxed,
+        _ => End::Commit,
+    };
+    Op::Transaction(changes, end)
+}
+
 fn small(rng: &mut Rng, ops: &mut Vec<Op>) {
     let count = rng.range(20, 400);
     let keys = rng.range(1, 120);
@@ -257,6 +383,7 @@ fn small(rng: &mut Rng, ops: &mut Vec<Op>) {
             12..20 => Op::Checkpoint,
             20..22 => Op::Reopen,
             22..24 => Op::Check,
+            24..44 => transaction(rng, keys, 12),
             _ => random_op(rng, keys),
         });
     }
@@ -286,6 +413,27 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
             ops.push(Op::Checkpoint);
         }
     }
+    for _ in 0..30 {
+        ops.push(transaction(rng, 50, 40));
+    }
+    // Transactions whose log comes in chunks, with splits, one of them rolled back to its middle, one in vain.
+    for end in [End::CommitRelaxed, End::Abort, End::Commit] {
+        let mut changes = vec![Change::Do(Op::Put(b"huge".to_vec(), rng.bytes(900_000)))];
+        for n in 0..600 {
+            if n == 300 {
+                changes.push(Change::Save);
+            }
+            let key = format!("many-{}", rng.below(400)).into_bytes();
+            changes.push(Change::Do(Op::Append(key, rng.bytes(900))));
+        }
+        changes.push(Change::RollBack(0));
+        changes.push(Change::Do(Op::Delete(b"many-7".to_vec())));
+        ops.push(Op::Transaction(changes, end));
+    }
+    ops.push(Op::Transaction(
+        vec![Change::Do(Op::Put(b"x".to_vec(), vec![1; 10])), Change::Do(Op::Clear)],
+        End::Abort,
+    ));
     ops.push(Op::Put(b"huge".to_vec(), rng.bytes(1_500_000)));
     ops.push(Op::Append(b"huge".to_vec(), rng.bytes(700_000)));
     for _ in 0..100 {

@@ -39,6 +39,14 @@ pub unsafe fn copy_short(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// Copies as much of `value` as fits into `buffer`.
+#[inline(always)]
+pub fn copy_fitting(value: &[u8], buffer: &mut [u8]) {
+    let len = value.len().min(buffer.len());
+    // SAFETY: both have so many bytes, and one is borrowed mutably.
+    unsafe { copy_short(value.as_ptr(), buffer.as_mut_ptr(), len) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

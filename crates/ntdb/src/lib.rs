@@ -55,6 +55,7 @@ pub use api::db::Db;
 pub use api::iterate::{Cursor, Iter};
 pub use api::key_lock::KeyLock;
 pub use api::stat::{ProcessStat, Stat};
+pub use api::transaction::{Savepoint, Transaction};
 pub use error::{Error, Result};
 pub use options::{Durability, Options};
 pub use salvage::{SalvageProgress, SalvageReport, salvage};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 
-use crate::copy::copy_short;
+use crate::copy::copy_fitting;
 use crate::core::{Backing, Core};
 use crate::environment::{Environment, attach, private};
 use crate::error::{Error, Result};
@@ -17,16 +17,18 @@ use crate::log::record::Op;
 use crate::options::{Durability, Options, deadline_after};
 use crate::shm::stripe::{Holder, thread_token};
 use crate::space::patience;
+use crate::transaction::claim;
 use crate::transaction::large::{self, has_room};
 use crate::transaction::operation::{self, Condition};
 use crate::transaction::record::LogRecord;
 use crate::transaction::writer::Writer;
-use crate::types::Lsn;
+use crate::types::{Lsn, SlotId};
 
 use super::check::{self, CheckReport};
 use super::iterate::{self, Cursor, Iter};
-use super::key_lock::{KeyLock, Patience, stripe_of};
+use super::key_lock::{self, KeyLock, Patience, stripe_of};
 use super::stat::{self, Stat};
+use super::transaction::Transaction;
 
 /// An open database.
 ///
@@ -143,7 +145,7 @@ impl Db {
         &self.environment.core
     }
 
-    fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         deadline_after(self.lock_timeout)
     }
 
@@ -358,6 +360,7 @@ impl Db {
     /// Does an operation that takes several log records, holding the key's stripe.
     fn large<T>(&self, hash: u64, operate: impl FnOnce(Option<Instant>) -> Result<T>) -> Result<T> {
         self.may_write()?;
+        self.check_waits_for_itself(false)?;
         let deadline = self.deadline();
         let mut hashes = std::iter::once(hash);
         let lock = KeyLock::take(self, &mut hashes, Patience::Wait, deadline)?;
@@ -387,6 +390,12 @@ impl Db {
         }
         loop {
             let mut writer = Writer::lock(core, deadline)?;
+            if let Some(owner) = claim::open_by(core) {
+                drop(writer);
+                deadline = deadline.or_else(|| self.deadline());
+                self.await_transaction(owner, deadline)?;
+                continue;
+            }
             match stripe.holder(core.slot()) {
                 Holder::None | Holder::Me => {
                     if !has_room(core, bytes) {
@@ -412,6 +421,88 @@ impl Db {
                 }
             }
         }
+    }
+
+    /// Waits until the transaction of `owner` has ended.
+    #[cold]
+    fn await_transaction(&self, owner: SlotId, deadline: Option<Instant>) -> Result<()> {
+        self.check_waits_for_itself(false)?;
+        let core = self.core();
+        let since = Instant::now();
+        while claim::open_by(core) == Some(owner) {
+            claim::wait(core, owner, since, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// An error if this thread has a transaction open, for whose end it would wait; or if it wants to begin one (`begins`) and holds
+    /// a key lock.
+    pub(crate) fn check_waits_for_itself(&self, begins: bool) -> Result<()> {
+        let path = || self.core().path.clone();
+        if self.environment.has_transaction_here() {
+            return Err(Error::WouldDeadlock { path: path(), held: "a transaction" });
+        }
+        if begins && key_lock::holds_any(self) {
+            return Err(Error::WouldDeadlock { path: path(), held: "a key lock" });
+        }
+        Ok(())
+    }
+
+    /// Begins a transaction; waits, as long as the lock time-out allows, until the one that is open has ended and nobody else holds
+    /// key locks.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] after the time-out; [`Error::WouldDeadlock`] if this thread has a transaction open or holds a key lock;
+    /// [`Error::ReadOnly`].
+    pub fn begin(&self) -> Result<Transaction<'_>> {
+        self.may_write()?;
+        let begun = Transaction::begin(self, true, self.lock_timeout)?;
+        begun.ok_or_else(|| self.core().locked("the claim", None, Duration::ZERO))
+    }
+
+    /// As [`Db::begin`], but `None` instead of waiting.
+    ///
+    /// # Errors
+    /// As [`Db::begin`].
+    pub fn try_begin(&self) -> Result<Option<Transaction<'_>>> {
+        self.may_write()?;
+        Transaction::begin(self, false, self.lock_timeout)
+    }
+
+    /// Calls `f` with a transaction, which is committed (and durable) if `f` returns `Ok`, and aborted if it returns an error or
+    /// panics.
+    ///
+    /// # Errors
+    /// What `f` returns; as [`Db::begin`] and [`Transaction::commit`].
+    ///
+    /// ```
+    /// # fn main() -> ntdb::Result<()> {
+    /// # let db = ntdb::Db::in_memory()?;
+    /// let first = db.transaction(|tx| {
+    ///     tx.append(b"count", b"x")?;
+    ///     tx.insert(b"key", b"value")
+    /// })?;
+    /// assert!(first);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn transaction<T, E: From<Error>>(
+        &self,
+        f: impl FnOnce(&mut Transaction<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut transaction = self.begin()?;
+        let done = f(&mut transaction)?;
+        transaction.commit()?;
+        Ok(done)
+    }
+
+    pub(crate) fn after_commit(&self, lsn: Lsn, durable: bool) -> Result<()> {
+        let control = self.core().control();
+        self.environment.after_change(control.writer.tail.load(Relaxed));
+        if durable && self.core().is_logged() {
+            return self.synced(lsn);
+        }
+        Ok(())
     }
 
     #[cold]
@@ -440,12 +531,14 @@ impl Db {
     #[inline]
     fn promise(&self, lsn: Option<Lsn>) -> Result<()> {
         match (lsn, self.durability) {
-            (Some(lsn), Durability::Durable) => self
-                .environment
-                .sync_to(lsn, self.deadline())
-                .map_err(|error| self.not_durable(error)),
+            (Some(lsn), Durability::Durable) => self.synced(lsn),
             _ => Ok(()),
         }
+    }
+
+    /// Waits until everything before `lsn` is durable.
+    fn synced(&self, lsn: Lsn) -> Result<()> {
+        self.environment.sync_to(lsn, self.deadline()).map_err(|error| self.not_durable(error))
     }
 
     #[cold]
@@ -548,6 +641,11 @@ impl Db {
         // Nobody may hold a key lock: its holder relies on the key.
         let lsn = loop {
             let mut writer = Writer::lock(core, deadline)?;
+            if let Some(owner) = claim::open_by(core) {
+                drop(writer);
+                self.await_transaction(owner, deadline)?;
+                continue;
+            }
             if let Some(index) = self.foreign_stripe() {
                 drop(writer);
                 self.await_stripe((index as u64) << 23, deadline)?;
@@ -648,12 +746,4 @@ impl Db {
             Err(_) => Ok(()),
         }
     }
-}
-
-/// Copies as much of `value` as fits into `buffer`.
-#[inline(always)]
-fn copy_fitting(value: &[u8], buffer: &mut [u8]) {
-    let len = value.len().min(buffer.len());
-    // SAFETY: both have so many bytes, and one is borrowed mutably.
-    unsafe { copy_short(value.as_ptr(), buffer.as_mut_ptr(), len) };
 }

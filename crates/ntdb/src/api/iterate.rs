@@ -9,6 +9,7 @@ use std::ops::ControlFlow;
 
 use crate::core::Core;
 use crate::error::Result;
+use crate::index::locate::Root;
 use crate::index::{locate, lookup, walk};
 use crate::page::bucket as page_bucket;
 use crate::types::PageNo;
@@ -114,12 +115,18 @@ impl Iter {
         let _pin = environment.pin()?;
         let core = &environment.core;
         let mut records = Vec::new();
-        let bits = visit_bucket(core, hash, &mut Vec::new(), &mut |key, value| {
-            let hash = core.hasher.hash(key);
-            let value = (value.len() <= KEEP_VALUE_BYTES).then(|| value.to_vec());
-            records.push(Pending { hash, key: key.to_vec(), value });
-            ControlFlow::Continue(())
-        })?
+        let bits = visit_bucket(
+            core,
+            lookup::current_root(core),
+            hash,
+            &mut Vec::new(),
+            &mut |key, value| {
+                let hash = core.hasher.hash(key);
+                let value = (value.len() <= KEEP_VALUE_BYTES).then(|| value.to_vec());
+                records.push(Pending { hash, key: key.to_vec(), value });
+                ControlFlow::Continue(())
+            },
+        )?
         .1;
         if let Some((last_hash, last_key)) = &self.cursor.last {
             records.retain(|r| (r.hash, &r.key) > (*last_hash, last_key));
@@ -173,11 +180,12 @@ impl Iterator for Iter {
 /// bits that the bucket stands for. The caller holds a pin.
 fn visit_bucket(
     core: &Core,
+    root: Root,
     hash: u64,
     slots: &mut Vec<(u16, u16)>,
     f: &mut impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
 ) -> Result<(bool, u8)> {
-    let head = locate::bucket_page(core, lookup::current_root(core), hash)?;
+    let head = locate::bucket_page(core, root, hash)?;
     let bits = lookup::bucket_bits(core, head, hash)?;
     // The bucket was joined with the one before it, which was visited by itself.
     let joined = !walk::begins(hash, bits);
@@ -225,11 +233,34 @@ pub fn for_each(db: &Db, mut f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> 
     while let Some(hash) = next {
         // One pin per bucket: what `f` does in its time holds back no more than that.
         let _pin = environment.pin()?;
+        let core = &environment.core;
         let (broke, bits) =
-            visit_bucket(&environment.core, hash, &mut slots, &mut |key, value| {
+            visit_bucket(core, lookup::current_root(core), hash, &mut slots, &mut |key, value| {
                 count += 1;
                 f(key, value)
             })?;
+        if broke {
+            break;
+        }
+        next = walk::next_range(hash, bits);
+    }
+    Ok(count)
+}
+
+/// As [`for_each`], below the private root of a transaction.
+pub fn for_each_below(
+    core: &Core,
+    root: Root,
+    mut f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+) -> Result<u64> {
+    let mut count = 0;
+    let mut next = Some(0);
+    let mut slots = Vec::new();
+    while let Some(hash) = next {
+        let (broke, bits) = visit_bucket(core, root, hash, &mut slots, &mut |key, value| {
+            count += 1;
+            f(key, value)
+        })?;
         if broke {
             break;
         }

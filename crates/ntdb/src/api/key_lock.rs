@@ -3,7 +3,9 @@
 //! After taking a stripe the locker takes and drops the writer lock once: whoever was changing the key at that moment has
 //! finished then, and everybody later sees the stripe.
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use crate::core::Core;
@@ -11,6 +13,7 @@ use crate::error::Result;
 use crate::limits::KEY_STRIPES;
 use crate::storage::failpoint::crash_point;
 use crate::storage::fork;
+use crate::transaction::claim;
 use crate::transaction::writer::Writer;
 
 use super::db::Db;
@@ -25,6 +28,7 @@ pub struct KeyLock<'db> {
     /// The stripes, in ascending order.
     stripes: Vec<usize>,
     fork_generation: u64,
+    is_counted: bool,
     /// Stripes are held by threads.
     not_send: PhantomData<*const ()>,
 }
@@ -61,18 +65,67 @@ impl<'db> KeyLock<'db> {
             db,
             stripes: Vec::with_capacity(wanted.len()),
             fork_generation: fork::generation(),
+            is_counted: false,
             not_send: PhantomData,
         };
-        for index in wanted {
-            if !take_stripe(core, index, patience, deadline)? {
+        let since = Instant::now();
+        // The transaction would wait for this lock, and this lock for the transaction.
+        db.check_waits_for_itself(false)?;
+        let has_others = holds_any(db);
+        lock.count(1);
+        loop {
+            for &index in &wanted {
+                if !take_stripe(core, index, patience, deadline)? {
+                    return Ok(None);
+                }
+                lock.stripes.push(index);
+            }
+            crash_point("key.locked");
+            // Whoever was writing when the stripes were taken has finished after this.
+            let writer = Writer::lock(core, deadline)?;
+            let claimant = claim::claimed_by(core);
+            drop(writer);
+            // One who holds keys already may have to take this one, too, before it can give any back.
+            let Some(claimant) = claimant.filter(|_| !has_others) else { return Ok(Some(lock)) };
+            lock.give_back();
+            if patience == Patience::Try {
                 return Ok(None);
             }
-            lock.stripes.push(index);
+            lock.count(-1);
+            while claim::claimed_by(core) == Some(claimant) {
+                claim::wait(core, claimant, since, deadline)?;
+            }
+            lock.count(1);
         }
-        crash_point("key.locked");
-        // Whoever was writing when the stripes were taken has finished after this.
-        drop(Writer::lock(core, deadline)?);
-        Ok(Some(lock))
+    }
+
+    /// Counts this lock among those of the process and of the thread, or not any more.
+    fn count(&mut self, change: i32) {
+        let core = &self.db.environment().core;
+        let held = &core.shm.process(core.slot().0 as usize).keys_held;
+        let id = std::ptr::from_ref(&**self.db.environment()) as usize;
+        self.is_counted = change > 0;
+        if change > 0 {
+            // Before a stripe is taken, so that a transaction that sees nobody counted sees no stripe held.
+            core.control().log.keys_held.fetch_add(1, SeqCst);
+            held.fetch_add(1, SeqCst);
+            HELD.with_borrow_mut(|held| held.push((id, self.fork_generation)));
+        } else {
+            held.fetch_sub(1, SeqCst);
+            core.control().log.keys_held.fetch_sub(1, SeqCst);
+            HELD.with_borrow_mut(|held| {
+                if let Some(index) = held.iter().rposition(|entry| entry.0 == id) {
+                    held.remove(index);
+                }
+            });
+        }
+    }
+
+    fn give_back(&mut self) {
+        let core = &self.db.environment().core;
+        for index in self.stripes.drain(..) {
+            core.shm.stripe(index).release(core.slot());
+        }
     }
 
     /// Whether the process has forked since the lock was taken, and this is the child, which does not hold it.
@@ -110,9 +163,21 @@ impl Drop for KeyLock<'_> {
         if self.is_stale() {
             return;
         }
-        let core = &self.db.environment().core;
-        for &index in &self.stripes {
-            core.shm.stripe(index).release(core.slot());
+        self.give_back();
+        if self.is_counted {
+            self.count(-1);
         }
     }
+}
+
+thread_local! {
+    /// The key locks of this thread: environment, and the fork generation in which it was taken.
+    static HELD: RefCell<Vec<(usize, u64)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Whether this thread holds a key lock of the database.
+pub fn holds_any(db: &Db) -> bool {
+    let id = std::ptr::from_ref(&**db.environment()) as usize;
+    let generation = fork::generation();
+    HELD.with_borrow(|held| held.contains(&(id, generation)))
 }

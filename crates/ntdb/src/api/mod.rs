@@ -5,3 +5,4 @@ pub mod db;
 pub mod iterate;
 pub mod key_lock;
 pub mod stat;
+pub mod transaction;

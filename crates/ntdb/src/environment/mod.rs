@@ -23,7 +23,7 @@ pub mod slot;
 pub mod spool;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -34,6 +34,7 @@ use crate::limits::RING_BYTES;
 use crate::log::flush::{Logs, NO_SWITCH};
 use crate::options::Options;
 use crate::shm::pin::{OwnPin, PinGuard};
+use crate::shm::stripe::thread_token;
 use crate::storage::file::FileId;
 use crate::storage::fork;
 use crate::storage::fork_local::ForkLocal;
@@ -66,6 +67,8 @@ pub struct Environment {
     pub reader_lock: Option<crate::storage::ofd::OfdFile>,
     /// The fork generation of the process in whose background a checkpoint runs, or 0.
     checkpointing: AtomicU64,
+    /// The thread that has a transaction open.
+    transaction_thread: AtomicU32,
     closed: AtomicBool,
     background: ForkLocal<Option<JoinHandle<()>>>,
 }
@@ -85,6 +88,7 @@ impl Environment {
             reader_lock: None,
             checkpointing: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            transaction_thread: AtomicU32::new(0),
             background: ForkLocal::default(),
         }
     }
@@ -103,6 +107,18 @@ impl Environment {
     #[inline]
     pub fn ensure_session(&self) -> Result<()> {
         if self.core.session().is_current() { Ok(()) } else { attach::attach_child(self) }
+    }
+
+    /// Remembers which thread of this process has a transaction open; 0: none.
+    pub fn set_transaction_thread(&self, token: u32) {
+        self.transaction_thread.store(token, Relaxed);
+    }
+
+    /// Whether the calling thread has a transaction open.
+    #[inline]
+    pub fn has_transaction_here(&self) -> bool {
+        let token = self.transaction_thread.load(Relaxed);
+        token != 0 && token == thread_token()
     }
 
     /// Pins the present era.

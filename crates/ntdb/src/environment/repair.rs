@@ -14,7 +14,7 @@ use crate::shm::stripe::Holder;
 use crate::storage::failpoint::crash_point;
 use crate::storage::ofd::{LockKind, REPAIR};
 use crate::transaction::writer::Writer;
-use crate::transaction::{large, repair as step_repair};
+use crate::transaction::{claim, repair as step_repair};
 use crate::types::SlotId;
 
 use super::Environment;
@@ -71,7 +71,7 @@ pub fn repair_slot(core: &Core, dead: SlotId) -> Result<()> {
     let me = core.slot();
     crash_point("repair.slot.begin");
     if control.writer_lock.take_over(me, dead) {
-        let mut writer = Writer { core };
+        let mut writer = Writer::taken_over(core);
         step_repair::repair(&mut writer)?;
         drop(writer);
     }
@@ -88,13 +88,11 @@ pub fn repair_slot(core: &Core, dead: SlotId) -> Result<()> {
     CheckpointGuard::take_over(core, dead)?;
     crash_point("repair.slot.checkpoint");
     if control.claim_lock.take_over(me, dead) {
-        let result = large::abandon(core);
+        let result = claim::abandon(core);
         control.claim_lock.release(me);
         result?;
     }
-    for index in 0..KEY_STRIPES {
-        core.shm.stripe(index).release_dead(dead);
-    }
+    claim::release_keys_of(core, dead);
     crash_point("repair.slot.stripes");
     if dead != me {
         core.pins.release_process(dead);

@@ -10,6 +10,11 @@ use crate::types::PageNo;
 
 use super::locate::{self, DirectoryRef, Root};
 
+#[inline(always)]
+fn root_word(core: &Core) -> u64 {
+    core.control().readers.root.load(Acquire)
+}
+
 /// The current root.
 #[inline]
 pub fn current_root(core: &Core) -> Root {
@@ -21,6 +26,32 @@ pub fn find_value<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Result<Option<&'
     match find_quickly(core, hash, key) {
         Some(found) => Ok(found),
         None => find_value_slowly(core, hash, key),
+    }
+}
+
+/// The value of `key` below the private root of a transaction, whose tree nobody else changes.
+pub fn find_value_below<'a>(
+    core: &'a Core,
+    root: Root,
+    hash: u64,
+    key: &[u8],
+) -> Result<Option<&'a [u8]>> {
+    if key.len() < SHORT_KEY
+        && let Some((_, bucket)) = quick_bucket_below(core, root, true, hash)
+    {
+        match bucket.find_short(hash, key) {
+            Short::Found { value, len, .. } => {
+                // SAFETY: within the page, which is not re-used while the transaction is open.
+                return Ok(Some(unsafe { std::slice::from_raw_parts(value, len) }));
+            }
+            Short::Absent => return Ok(None),
+            Short::Unusual => {}
+        }
+    }
+    let page = locate::bucket_page(core, root, hash)?;
+    match find_in_chain(core, page, hash, key)? {
+        Some((_, _, found)) => core.value_of(&found.record).map(Some),
+        None => Ok(None),
     }
 }
 
@@ -54,8 +85,20 @@ fn quick(core: &Core, hash: u64, key: &[u8]) -> Short {
 /// lock.
 #[inline(always)]
 pub fn quick_bucket(core: &Core, hash: u64) -> Option<(PageNo, Bucket<'_>)> {
-    let page = quick_page(core, hash)?;
+    let page = quick_page(core, root_word(core), false, hash)?;
     // Its state says that it has no overflow pages.
+    Some((page, core.quick_bucket(page)?))
+}
+
+/// As [`quick_bucket`], below another root: one of which the caller knows that its array is within the file, if `is_known`.
+#[inline(always)]
+pub fn quick_bucket_below(
+    core: &Core,
+    root: Root,
+    is_known: bool,
+    hash: u64,
+) -> Option<(PageNo, Bucket<'_>)> {
+    let page = quick_page(core, root.to_word(), is_known, hash)?;
     Some((page, core.quick_bucket(page)?))
 }
 
@@ -63,7 +106,7 @@ pub fn quick_bucket(core: &Core, hash: u64) -> Option<(PageNo, Bucket<'_>)> {
 /// guess, and the caller needs neither pin nor lock.
 #[inline]
 pub fn prefetch(core: &Core, hash: u64) {
-    if let Some(page) = quick_page(core, hash)
+    if let Some(page) = quick_page(core, root_word(core), false, hash)
         && let Some(bucket) = core.quick_bucket(page)
     {
         bucket.prefetch(hash);
@@ -72,12 +115,12 @@ pub fn prefetch(core: &Core, hash: u64) {
 
 /// The page of the bucket for `hash`, if the root array is known and the directory verified.
 #[inline(always)]
-fn quick_page(core: &Core, hash: u64) -> Option<PageNo> {
-    let root_word = core.control().readers.root.load(Acquire);
+fn quick_page(core: &Core, root_word: u64, is_known: bool, hash: u64) -> Option<PageNo> {
     let root = Root::from_word(root_word);
     let mut page = root.page;
     if let Some(depth) = root.depth {
-        let array = core.known_array(root_word, page)?;
+        let array =
+            if is_known { core.quick_page(page)? } else { core.known_array(root_word, page)? };
         let index = locate::leading(hash, depth & 63);
         // SAFETY: the array is known to lie within the mapping, for every index of this depth; its words are atomics to everybody.
         let entry = unsafe { &*array.add(locate::array_offset(index)).cast::<AtomicU64>() };

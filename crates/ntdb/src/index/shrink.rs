@@ -43,7 +43,7 @@ pub fn is_worth_a_look(bucket: &Bucket, len: usize) -> bool {
 pub fn shrink(writer: &mut Writer, hash: u64) -> Result<()> {
     let core = writer.core;
     for _ in 0..STEPS {
-        let path = locate::path(core, lookup::current_root(core), hash)?;
+        let path = locate::path(core, writer.root(), hash)?;
         let done = join_buckets(writer, &path, hash)? == Progress::Stepped
             || shrink_directories(writer, &path, hash)? == Progress::Stepped;
         if !done {

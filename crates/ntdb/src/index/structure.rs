@@ -67,7 +67,7 @@ pub fn own_array(writer: &mut Writer, path: &Path) -> Result<Progress> {
     let Some(depth) = path.root.depth else { return Ok(Progress::Ready) };
     let old = path.root.page;
     let head = core.head(old)?;
-    if head.epoch() == core.epoch() {
+    if writer.owns(head) {
         return Ok(Progress::Ready);
     }
     let pages = locate::array_pages(core.page_size, depth);
@@ -89,7 +89,7 @@ pub fn own_directory(writer: &mut Writer, path: &Path) -> Result<Progress> {
     let core = writer.core;
     let Some((entry, _)) = path.directory else { return Ok(Progress::Ready) };
     let head = core.head(entry.page)?;
-    if head.epoch() == core.epoch() {
+    if writer.owns(head) {
         return Ok(Progress::Ready);
     }
     if own_array(writer, path)? == Progress::Stepped {
@@ -176,13 +176,13 @@ pub fn own_bucket(writer: &mut Writer, path: &Path) -> Result<Progress> {
     let core = writer.core;
     let bucket = core.bucket(path.bucket)?;
     let head = bucket.head();
-    if head.epoch() == core.epoch() && head.next().is_none() {
+    if writer.owns(head) && head.next().is_none() {
         return Ok(Progress::Ready);
     }
     let chain = lookup::chain(core, path.bucket)?;
     let mut owned = true;
     for &page in &chain {
-        owned &= core.head(page)?.epoch() == core.epoch();
+        owned &= writer.owns(core.head(page)?);
     }
     if owned {
         return Ok(Progress::Ready);

@@ -14,7 +14,8 @@
 //! | 36 | 4 | bucket: bytes of dead records (hint) |
 //! | 40 | 4 | bucket: slots that are not empty (hint); root array: directory pages below it |
 //! | 44 | 4 | pages in the run (1 but for root arrays) |
-//! | 48 | 16 | zero |
+//! | 48 | 8 | mark of the transaction that made the page; means nothing afterwards |
+//! | 56 | 8 | zero |
 //!
 //! Words that change after publication (`next`, `free`, the hints) are written under the writer lock and never
 //! decide what a reader sees.
@@ -59,7 +60,8 @@ pub struct PageHead {
     pub dead: AtomicU32,
     pub occupied: AtomicU32,
     pub run_pages: AtomicU32,
-    pub reserved: [AtomicU64; 2],
+    pub mark: AtomicU64,
+    pub reserved: AtomicU64,
 }
 
 const _: () = assert!(size_of::<PageHead>() == HEAD_BYTES);
@@ -114,8 +116,8 @@ impl PageHead {
         self.dead.store(0, Relaxed);
         self.occupied.store(0, Relaxed);
         self.run_pages.store(1, Relaxed);
-        self.reserved[0].store(0, Relaxed);
-        self.reserved[1].store(0, Relaxed);
+        self.mark.store(0, Relaxed);
+        self.reserved.store(0, Relaxed);
     }
 }
 

@@ -149,8 +149,8 @@ pub struct LogWords {
     pub index: AtomicU32,
     /// 1 while the other log file still holds what recovery needs.
     pub other_needed: AtomicU32,
-    /// Zero.
-    pub reserved: AtomicU32,
+    /// Slot + 1 of the process that has a transaction open, or 0. Stored by steps; looked at by every writer.
+    pub claim: AtomicU32,
     /// First LSN of the log file being written.
     pub start: AtomicU64,
     /// Salt of the log file being written.
@@ -179,6 +179,8 @@ pub struct LogWords {
     pub lonely: AtomicU32,
     /// What the last sync took, in nanoseconds.
     pub sync_ns: AtomicU32,
+    /// Key locks that all processes hold or are about to take; too many after a death.
+    pub keys_held: AtomicU32,
 }
 
 /// Phases of a checkpoint.
@@ -270,6 +272,8 @@ pub struct CounterWords {
     pub copies: AtomicU64,
     /// Dead processes repaired.
     pub repairs: AtomicU64,
+    /// Marks given to transactions and savepoints.
+    pub marks: AtomicU64,
 }
 
 /// Everything that processes share, apart from the tables.
@@ -334,6 +338,8 @@ pub struct ProcessEntry {
     pub since: AtomicU64,
     /// Incarnation of the log file that it may be writing, plus one; 0 none. See `log::flush`.
     pub flushing: AtomicU32,
+    /// Key locks that it holds or is about to take.
+    pub keys_held: AtomicU32,
 }
 
 /// Offset of [`Control`].

@@ -15,14 +15,14 @@ use crate::error::Result;
 use crate::limits::{MAX_CHUNK_BYTES, MAX_RECORD_BYTES, RING_BYTES};
 use crate::log::record::Op;
 use crate::page::record::{Extent, Record};
-use crate::shm::lock::Acquired;
 use crate::space::allocate;
 use crate::storage::failpoint::crash_point;
 use crate::types::{Lsn, Run};
 
+use super::claim::{Claim, abandon};
 use super::operation::{self, Appended, Condition, Layout};
 use super::record::LogRecord;
-use super::step::{Step, list_get, list_set};
+use super::step::{Step, list_set};
 use super::writer::Writer;
 
 /// Bytes of value in one chunk.
@@ -31,59 +31,6 @@ const CHUNK_BYTES: usize = MAX_CHUNK_BYTES as usize;
 /// Longest key and value that are logged in one record.
 pub fn is_large(key_len: usize, value_len: usize) -> bool {
     (key_len as u64).saturating_add(value_len as u64) > MAX_RECORD_BYTES - 64
-}
-
-/// The claim lock, held.
-struct Claim<'e> {
-    core: &'e Core,
-}
-
-impl<'e> Claim<'e> {
-    fn lock(core: &'e Core, deadline: Option<Instant>) -> Result<Claim<'e>> {
-        let begin = Instant::now();
-        let lock = &core.control().claim_lock;
-        match lock.acquire(core.slot(), deadline, &|slot| core.is_alive(slot)) {
-            Ok(Acquired::Clean) => {}
-            Ok(Acquired::OwnerDied(slot)) => core.suspect(slot),
-            Err(timed_out) => {
-                return Err(core.locked(
-                    "the claim (a large value is being written)",
-                    timed_out.owner,
-                    begin.elapsed(),
-                ));
-            }
-        }
-        let claim = Claim { core };
-        // Also what a failed owner could not give back.
-        if core.control().claim_made.len.load(Acquire) != 0
-            || core.control().log.claim_first.load(Acquire) != 0
-        {
-            abandon(core)?;
-        }
-        Ok(claim)
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        self.core.control().claim_lock.release(self.core.slot());
-    }
-}
-
-/// Gives up the pages of a large operation that did not finish. The caller holds the claim lock.
-pub fn abandon(core: &Core) -> Result<()> {
-    let control = core.control();
-    let mut writer = Writer::lock(core, None)?;
-    let mut step = Step::begin(&mut writer);
-    let made = &control.claim_made;
-    let now = core.epoch();
-    for index in 0..made.len.load(Relaxed) {
-        step.give(list_get(core, made, index)?, now)?;
-    }
-    step.store_shared(&made.len, 0);
-    step.store_shared(&control.log.claim_first, 0);
-    crash_point("repair.large.abandon");
-    step.structure()
 }
 
 /// Stores a long value; `None` if the condition fails. The caller holds the key's stripe.
@@ -191,7 +138,7 @@ fn present(
 }
 
 /// Takes the writer lock with room for `bytes` in the ring.
-fn lock_with_room<'e>(
+pub fn lock_with_room<'e>(
     environment: &'e Environment,
     bytes: u64,
     deadline: Option<Instant>,

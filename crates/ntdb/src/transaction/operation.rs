@@ -9,7 +9,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::index::locate::{self, Path, Root};
 use crate::index::structure::{self, Progress};
-use crate::index::{discard, lookup, shrink};
+use crate::index::{discard, lookup, shrink, walk};
 use crate::limits;
 use crate::log::record::Op;
 use crate::page::bucket::{
@@ -119,8 +119,8 @@ type Present<'a> = Option<(PageNo, Bucket<'a>, Found)>;
 
 /// Finds the key on the way to its bucket.
 #[inline(always)]
-fn look<'a>(core: &'a Core, hash: u64, key: &[u8]) -> Result<(Path, Present<'a>)> {
-    let path = locate::path(core, lookup::current_root(core), hash)?;
+fn look<'a>(core: &'a Core, root: Root, hash: u64, key: &[u8]) -> Result<(Path, Present<'a>)> {
+    let path = locate::path(core, root, hash)?;
     let present = lookup::find_in_chain(core, path.bucket, hash, key)?;
     Ok((path, present))
 }
@@ -160,7 +160,7 @@ fn make_ready(
 /// Takes an extent of `pages` pages and fills it with `parts`.
 fn fill_extent(step: &mut Step, pages: u32, parts: &[&[u8]]) -> Result<Extent> {
     let core = step.core();
-    let first = step.take(pages)?;
+    let first = step.take_for_value(pages)?;
     let mut at = core.run(first, pages)?;
     let mut crc = 0;
     for part in parts {
@@ -186,7 +186,7 @@ fn publish(
     log: &mut LogRecord,
 ) -> Result<Lsn> {
     let core = step.core();
-    let mut count = core.control().writer.count.load(Relaxed);
+    let mut count = step.count();
     let (page, bucket) = match present {
         Some((page, bucket, _)) => (*page, *bucket),
         None => (path.bucket, core.bucket(path.bucket)?),
@@ -217,7 +217,7 @@ fn publish(
 /// Gives up the extent of a record that is replaced.
 fn give_extent(step: &mut Step, record: &Record) -> Result<()> {
     if let Some(extent) = record.extent() {
-        step.give(Run { first: extent.first, len: extent.pages }, extent.epoch)?;
+        step.give_value(Run { first: extent.first, len: extent.pages }, extent.epoch)?;
     }
     Ok(())
 }
@@ -254,12 +254,13 @@ fn put_quickly(
         return None;
     }
     let core = writer.core;
-    let (page, bucket) = lookup::quick_bucket(core, hash)?;
+    let (page, bucket) =
+        lookup::quick_bucket_below(core, writer.root(), writer.is_private(), hash)?;
     let head = bucket.head();
-    if head.epoch() != core.epoch() || !head.next().is_none() {
+    if !writer.owns(head) || !head.next().is_none() {
         return None;
     }
-    let mut count = core.control().writer.count.load(Relaxed);
+    let mut count = writer.count();
     let found = bucket.find_short(hash, key);
     let (slot, tag) = match found {
         Short::Unusual => return None,
@@ -295,7 +296,9 @@ pub fn put(
     if let Some(done) = put_quickly(writer, hash, key, value, condition, log) {
         return Ok(done);
     }
-    lookup::know_array(core, lookup::current_root(core));
+    if !writer.is_private() {
+        lookup::know_array(core, writer.root());
+    }
     let (layout, len) = layout(core.page_size, key.len(), value.len() as u64);
     put_record(writer, hash, key, len, condition, log, scratch, |step, record| {
         if layout == Layout::Inline {
@@ -327,7 +330,7 @@ fn put_record(
     let mut steps = Steps::default();
     loop {
         steps.count(core)?;
-        let (path, present) = look(core, hash, key)?;
+        let (path, present) = look(core, writer.root(), hash, key)?;
         if !condition.holds(present.is_some()) {
             return Ok(None);
         }
@@ -378,7 +381,7 @@ pub fn delete(
     let mut steps = Steps::default();
     loop {
         steps.count(core)?;
-        let (path, present) = look(core, hash, key)?;
+        let (path, present) = look(core, writer.root(), hash, key)?;
         let Some((page, bucket, found)) = present else { return Ok(None) };
         if structure::own_bucket(writer, &path)? == Progress::Stepped {
             continue;
@@ -392,7 +395,7 @@ pub fn delete(
             head.occupied.store(head.occupied.load(Relaxed).saturating_sub(1), Relaxed);
         }
         step.store(core.place(page, bucket.tag_place(found.slot)), 1, 1, after as u64);
-        let count = core.control().writer.count.load(Relaxed).saturating_sub(1);
+        let count = step.count().saturating_sub(1);
         let lsn = step.data(log, count)?;
         if shrink::is_worth_a_look(&bucket, found.record.len) {
             // The record is gone; the tree's shape can wait for another time.
@@ -453,7 +456,7 @@ pub fn append(
     let mut steps = Steps::default();
     loop {
         steps.count(core)?;
-        let (path, present) = look(core, hash, key)?;
+        let (path, present) = look(core, writer.root(), hash, key)?;
         let old = present.as_ref().map(|(_, _, found)| found.record);
         let before = old.map_or(0, |record| record.value_len);
         if expected.is_some_and(|expected| expected != before) {
@@ -465,6 +468,7 @@ pub fn append(
         let total = before + bytes.len() as u64;
         check_lengths(core, key.len(), total)?;
         if before > COPY_BYTES_MAX
+            && !writer.is_private()
             && !core.is_replaying()
             && old.is_some_and(|record| !fits_behind(core, &record, bytes.len()))
         {
@@ -479,7 +483,7 @@ pub fn append(
             continue;
         }
         // What recovery applies is in the log already, perhaps in chunks because one record cannot hold it.
-        if !core.is_replaying() {
+        if !core.is_replaying() && !writer.is_private() {
             log.encode(&Op::Append { key, length_before: before, bytes });
         }
         scratch.clear();
@@ -554,10 +558,13 @@ pub fn empty_bucket(step: &mut Step) -> Result<PageNo> {
 /// [`discard`]. `None`: those of an earlier one are still to be given up.
 pub fn clear(writer: &mut Writer, log: &mut LogRecord) -> Result<Option<Lsn>> {
     let core = writer.core;
+    let root = writer.root();
+    if writer.is_private() {
+        return clear_private(writer, root, log).map(Some);
+    }
     if discard::is_due(core) {
         return Ok(None);
     }
-    let root = lookup::current_root(core);
     let mut step = Step::begin(writer);
     let bucket = empty_bucket(&mut step)?;
     discard::put_away(&mut step, root);
@@ -572,9 +579,23 @@ pub fn clear(writer: &mut Writer, log: &mut LogRecord) -> Result<Option<Lsn>> {
     Ok(Some(lsn))
 }
 
+/// As [`clear`], for the private tree of a transaction: nobody waits while its pages are listed.
+fn clear_private(writer: &mut Writer, root: Root, log: &mut LogRecord) -> Result<Lsn> {
+    let core = writer.core;
+    let mut step = Step::begin(writer);
+    let bucket = empty_bucket(&mut step)?;
+    walk::for_each_run(core, root, &mut |item| match item.kind {
+        Some(_) => step.give(item.run, item.made),
+        None => step.give_value(item.run, item.made),
+    })?;
+    let place = core.shm.offset_of(&core.control().readers.root) | IN_SHM;
+    step.store(place, 8, 1, Root { page: bucket, depth: None }.to_word());
+    step.data(log, 0)
+}
+
 /// The record of `key`.
 pub fn record_of(core: &Core, hash: u64, key: &[u8]) -> Result<Option<Record>> {
-    let (_, present) = look(core, hash, key)?;
+    let (_, present) = look(core, lookup::current_root(core), hash, key)?;
     Ok(present.map(|(_, _, found)| found.record))
 }
 

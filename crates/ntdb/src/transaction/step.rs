@@ -14,6 +14,7 @@ use crate::space::{allocate, bits, retire};
 use crate::storage::failpoint::crash_point;
 use crate::types::{Epoch, Lsn, PageNo, Run};
 
+use super::private::{Piece, Store};
 use super::record::LogRecord;
 use super::writer::Writer;
 
@@ -42,9 +43,30 @@ impl<'w, 'a> Step<'w, 'a> {
         self.writer.core
     }
 
+    /// Records before the step.
+    #[inline]
+    pub fn count(&self) -> u64 {
+        self.writer.count()
+    }
+
     /// Takes `pages` consecutive pages. Their contents are arbitrary and nobody else can see them.
     pub fn take(&mut self, pages: u32) -> Result<PageNo> {
+        self.take_as(pages, false)
+    }
+
+    /// As [`Step::take`], for pages without a header, which will hold a value.
+    pub fn take_for_value(&mut self, pages: u32) -> Result<PageNo> {
+        self.take_as(pages, true)
+    }
+
+    fn take_as(&mut self, pages: u32, is_value: bool) -> Result<PageNo> {
         let core = self.writer.core;
+        if let Some(private) = self.writer.private_tree() {
+            let first = private.take(core, pages)?;
+            let run = Run { first, len: pages };
+            private.step_taken.push(Piece { run, made: core.epoch(), is_value });
+            return Ok(first);
+        }
         let control = core.control();
         let may_reclaim = self.given == 0;
         if may_reclaim && self.stores == 0 && discard::is_due(core) && !self.has_taken {
@@ -75,7 +97,20 @@ impl<'w, 'a> Step<'w, 'a> {
 
     /// Gives up pages that the step replaces, which were made in epoch `made`.
     pub fn give(&mut self, run: Run, made: Epoch) -> Result<()> {
+        if let Some(private) = self.writer.private_tree() {
+            private.step_given.push(Piece { run, made, is_value: false });
+            return Ok(());
+        }
         self.give_replaced(run, made, retire::NOW)
+    }
+
+    /// As [`Step::give`], for the pages of a value.
+    pub fn give_value(&mut self, run: Run, made: Epoch) -> Result<()> {
+        if let Some(private) = self.writer.private_tree() {
+            private.step_given.push(Piece { run, made, is_value: true });
+            return Ok(());
+        }
+        self.give(run, made)
     }
 
     /// As [`Step::give`], for pages that were replaced in an earlier epoch.
@@ -97,6 +132,10 @@ impl<'w, 'a> Step<'w, 'a> {
     /// On finishing, stores `value` into `repeat` consecutive words of `width` bytes from `place` on.
     #[inline]
     pub fn store(&mut self, place: u64, width: u32, repeat: u32, value: u64) {
+        if let Some(private) = self.writer.private_tree() {
+            private.step_stores.push(Store { place, width, repeat, value });
+            return;
+        }
         assert!(self.stores < MAX_STORES);
         let store = &self.writer.core.control().note.stores[self.stores];
         store.place.store(place, Relaxed);
@@ -113,7 +152,10 @@ impl<'w, 'a> Step<'w, 'a> {
     }
 
     /// Finishes a step that changes nothing a user can see.
-    pub fn structure(self) -> Result<()> {
+    pub fn structure(mut self) -> Result<()> {
+        if self.writer.is_private() {
+            return self.finish_private();
+        }
         let count = self.core().control().writer.count.load(Relaxed);
         self.arm(NO_LSN, NO_LSN, count);
         crash_point("structure.armed");
@@ -123,7 +165,13 @@ impl<'w, 'a> Step<'w, 'a> {
     /// Finishes a step that carries out `record`; afterwards there are `count` records. Returns the end of the log
     /// record. The caller has made sure that the ring has room for it.
     #[inline]
-    pub fn data(self, record: &mut LogRecord, count: u64) -> Result<Lsn> {
+    pub fn data(mut self, record: &mut LogRecord, count: u64) -> Result<Lsn> {
+        if let Some(private) = self.writer.private_tree() {
+            // Its owner logs it.
+            private.count = count;
+            self.finish_private()?;
+            return Ok(Lsn(0));
+        }
         let end = self.append(record, count);
         self.finish()?;
         Ok(Lsn(end))
@@ -160,6 +208,11 @@ impl<'w, 'a> Step<'w, 'a> {
     ) -> Lsn {
         debug_assert!(self.stores == 0 && self.given == 0 && !self.has_taken);
         let core = self.writer.core;
+        if let Some(private) = self.writer.private_tree() {
+            private.count = count;
+            bucket.publish(slot, offset, tag);
+            return Lsn(0);
+        }
         self.store(core.place(page, bucket.offset_place(slot)), 2, 1, offset as u64);
         if let Some(tag) = tag {
             self.store(core.place(page, bucket.tag_place(slot)), 1, 1, tag as u64);
@@ -170,6 +223,15 @@ impl<'w, 'a> Step<'w, 'a> {
         control.writer.applied.store(end, Release);
         self.disarm();
         Lsn(end)
+    }
+
+    fn finish_private(&mut self) -> Result<()> {
+        let core = self.writer.core;
+        let root_place = core.shm.offset_of(&core.control().readers.root) | IN_SHM;
+        let Some(private) = self.writer.private_tree() else { return Ok(()) };
+        private.finish_step(core, root_place, |store| {
+            carry_out(core, store.place, store.width, store.repeat, store.value)
+        })
     }
 
     #[inline]
@@ -210,6 +272,10 @@ impl<'w, 'a> Step<'w, 'a> {
 
 impl Drop for Step<'_, '_> {
     fn drop(&mut self) {
+        if let Some(private) = self.writer.private_tree() {
+            // What was not finished.
+            return private.drop_step();
+        }
         if self.has_taken && self.writer.core.control().note.state() == state::IDLE {
             // A failure leaves the list, and the next holder of the lock finds it.
             let _ = undo_taken(self.writer);

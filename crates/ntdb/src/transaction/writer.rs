@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 use crate::core::{Backing, Core};
 use crate::error::Result;
+use crate::index::locate::Root;
+use crate::index::lookup;
+use crate::page::head::PageHead;
 use crate::shm::lock::Acquired;
 use crate::shm::note::state;
 use crate::storage::failpoint::crash_point;
@@ -12,13 +15,17 @@ use crate::storage::membarrier;
 use crate::storage::ofd::{LockKind, REPAIR};
 use crate::types::{Era, SlotId};
 
+use super::private::Private;
 use super::repair;
 
-/// Proof that the caller holds the writer lock and that the shared state is whole. Released on drop.
+/// Proof that the caller may change the tree: that it holds the writer lock, and the shared state is whole (released on drop); or
+/// that it is a transaction, which changes its private tree.
 #[derive(Debug)]
 pub struct Writer<'a> {
     /// What it protects.
     pub core: &'a Core,
+    /// Instead of the shared tree, this one is changed, and the lock is not held.
+    private: Option<Box<Private>>,
 }
 
 impl<'a> Writer<'a> {
@@ -31,7 +38,7 @@ impl<'a> Writer<'a> {
             Self::wait(core, deadline)?;
         }
         crash_point("writer.locked");
-        let mut writer = Writer { core };
+        let mut writer = Writer { core, private: None };
         // Not only after a death: a holder that met a damaged page may have left its note.
         if control.note.state() != state::IDLE || control.taken.len.load(Relaxed) != 0 {
             if core.backing == Backing::SharedReadOnly {
@@ -44,6 +51,64 @@ impl<'a> Writer<'a> {
             repair::repair(&mut writer)?;
         }
         Ok(writer)
+    }
+
+    /// For one who has taken the lock over from a dead owner, and repairs what it protects.
+    pub fn taken_over(core: &'a Core) -> Writer<'a> {
+        Writer { core, private: None }
+    }
+
+    /// For the private tree of a transaction. Needs no lock.
+    pub fn private(core: &'a Core, private: Box<Private>) -> Writer<'a> {
+        Writer { core, private: Some(private) }
+    }
+
+    /// The private tree, if that is what is changed.
+    #[inline(always)]
+    pub fn private_tree(&mut self) -> Option<&mut Private> {
+        self.private.as_deref_mut()
+    }
+
+    /// Whether a transaction's private tree is changed.
+    #[inline(always)]
+    pub fn is_private(&self) -> bool {
+        self.private.is_some()
+    }
+
+    /// Gives the private tree back.
+    pub fn into_private(mut self) -> Option<Box<Private>> {
+        let private = self.private.take();
+        if private.is_some() {
+            std::mem::forget(self);
+        }
+        private
+    }
+
+    /// The root of the tree that is changed.
+    #[inline]
+    pub fn root(&self) -> Root {
+        match &self.private {
+            None => lookup::current_root(self.core),
+            Some(private) => private.root,
+        }
+    }
+
+    /// Records in the tree that is changed.
+    #[inline]
+    pub fn count(&self) -> u64 {
+        match &self.private {
+            None => self.core.control().writer.count.load(Relaxed),
+            Some(private) => private.count,
+        }
+    }
+
+    /// Whether the page may be changed where it is; else it must be copied first.
+    #[inline]
+    pub fn owns(&self, head: &PageHead) -> bool {
+        match &self.private {
+            None => head.epoch() == self.core.epoch(),
+            Some(private) => private.owns(head),
+        }
     }
 
     #[cold]
@@ -102,6 +167,9 @@ impl<'a> Writer<'a> {
 impl Drop for Writer<'_> {
     #[inline]
     fn drop(&mut self) {
+        if self.private.is_some() {
+            return;
+        }
         crash_point("writer.unlock");
         self.core.control().writer_lock.release(self.core.slot());
     }
