@@ -92,6 +92,7 @@ pub fn repair_slot(core: &Core, dead: SlotId) -> Result<()> {
         control.claim_lock.release(me);
         result?;
     }
+    claim::forget_pending(core, dead);
     claim::release_keys_of(core, dead);
     crash_point("repair.slot.stripes");
     if dead != me {

@@ -162,6 +162,11 @@ pub fn clear(core: &Core) {
     }
 }
 
+/// Takes back what a dead process has said while it waited for key locks. Its slot may be another's by now, who would wait for itself.
+pub fn forget_pending(core: &Core, dead: SlotId) {
+    withdraw(core, (u32::from(dead.0) + 1) | PENDING);
+}
+
 fn owner_of(word: u32) -> Option<SlotId> {
     let owner = word & OWNER;
     (owner != 0).then(|| SlotId((owner - 1) as u16))
@@ -199,7 +204,7 @@ pub fn wait(core: &Core, owner: SlotId, since: Instant, deadline: Option<Instant
     let woken = futex::wait(word, asleep, Some(left.min(PATIENCE)));
     if woken == futex::Wake::TimedOut && !core.is_alive(owner) {
         core.suspect(owner);
-        withdraw(core, (u32::from(owner.0) + 1) | PENDING);
+        forget_pending(core, owner);
         // Whoever has the lock gives up what is left.
         drop(Claim::lock(core, deadline)?);
     }
