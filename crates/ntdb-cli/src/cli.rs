@@ -13,7 +13,7 @@ Exit status:
   2  wrong usage
   3  other errors: no such database, malformed input, input or output failed
   4  the database is damaged, or the file is not one
-  5  a lock was not free within --lock-timeout
+  5  a lock was not free within --lock-timeout, or the database is in use
   6  no room: disk full, quota, file-size limit
   7  permission denied
 

@@ -7,7 +7,7 @@
 //! | 2 | wrong usage |
 //! | 3 | any other error: no such database, malformed input, input and output |
 //! | 4 | the database is damaged, or the file is none |
-//! | 5 | a lock was not free in time |
+//! | 5 | a lock was not free in time, or the database is in use |
 //! | 6 | no room: disk, quota or file-size limit |
 //! | 7 | permission denied |
 
