@@ -126,8 +126,9 @@ impl Options {
         self
     }
 
-    /// Addresses to reserve for the mapping, in bytes; 0 chooses. A smaller reservation is mapped
-    /// anew as the file grows past it.
+    /// Addresses to reserve for the mapping, in bytes: that is no memory, but counts for `ulimit -v`. A
+    /// file that grows past them is mapped anew. Default, also for 0: 256 GiB, or less where so much
+    /// is not to be had.
     pub fn address_space(&mut self, bytes: u64) -> &mut Self {
         self.address_space = bytes;
         self
@@ -164,7 +165,7 @@ impl Options {
     }
 
     /// Redo log size, in bytes, at which a checkpoint starts (or half the data file, whichever is
-    /// larger).
+    /// larger). Default: 64 MiB.
     pub fn checkpoint_log_bytes(&mut self, bytes: u64) -> &mut Self {
         self.checkpoint_log_bytes = bytes;
         self

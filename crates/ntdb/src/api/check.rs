@@ -42,12 +42,22 @@ pub struct CheckReport {
     pub leaked_pages: u64,
     /// Each damage, in words; empty if the database is whole.
     pub problems: Vec<String>,
+    /// How many of the problems concern what is there twice, a header or a meta page, of which the other one is whole:
+    /// nothing is lost, and the last user to close the database writes it anew.
+    pub spare_problems: u64,
 }
 
 impl CheckReport {
     /// Whether nothing is wrong.
     pub fn is_clean(&self) -> bool {
         self.problems.is_empty() && self.leaked_pages == 0
+    }
+
+    /// Whether something is wrong, but nothing that a user would miss: see [`CheckReport::spare_problems`].
+    pub fn is_only_about_spares(&self) -> bool {
+        !self.problems.is_empty()
+            && self.leaked_pages == 0
+            && self.spare_problems == self.problems.len() as u64
     }
 }
 
@@ -155,6 +165,13 @@ impl Checker<'_> {
         }
     }
 
+    /// Notes a problem of something of which there is another, whole one.
+    fn spare_problem(&mut self, text: String) {
+        let told = self.report.problems.len();
+        self.problem(text);
+        self.report.spare_problems += (self.report.problems.len() - told) as u64;
+    }
+
     fn run(&mut self) -> Result<()> {
         let core = self.core;
         self.own(Run { first: PageNo(0), len: 4 }, "the header and the meta pages");
@@ -205,6 +222,7 @@ impl Checker<'_> {
     /// What is there twice: the header, and the meta page that is not the durable one. Nothing is lost with one of two.
     fn spares(&mut self) -> Result<()> {
         let core = self.core;
+        let mut headers = Vec::new();
         for page in [0, HEADER_COPY_PAGE] {
             let mut block = [0u8; HEADER_BYTES];
             if let Err(error) = core.page(PageNo(page)).map(|at| {
@@ -213,9 +231,18 @@ impl Checker<'_> {
             }) {
                 self.problem(in_words(error));
             } else if let Err(problem) = Header::decode(&block) {
-                self.problem(format!(
-                    "page {page}: {problem} (its copy is whole; the last close writes it anew)"
-                ));
+                headers.push((page, problem));
+            }
+        }
+        // The database has been opened with the header that is whole; if neither is any more, it was changed since.
+        match &headers[..] {
+            [(page, problem)] => self.spare_problem(format!(
+                "page {page}: {problem} (its copy is whole; the last close writes it anew)"
+            )),
+            both => {
+                for (page, problem) in both {
+                    self.problem(format!("page {page}: {problem} (nor is its copy whole)"));
+                }
             }
         }
         // No checkpoint writes a meta page meanwhile, and with this nobody starts a log.
@@ -224,7 +251,7 @@ impl Checker<'_> {
         let spare = publish::read_meta(core, 1 - durable);
         drop(guard);
         if let Err(Error::Corrupt { place, reason, .. }) = spare {
-            self.problem(format!(
+            self.spare_problem(format!(
                 "{place}: {reason} (the other meta page is whole; the last close, or a checkpoint, writes this one anew)"
             ));
         }

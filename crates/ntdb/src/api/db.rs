@@ -1,6 +1,7 @@
 //! The handle of an open database.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -50,7 +51,7 @@ use super::stat::{self, Stat};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Db {
     /// Dropped first.
     opening: Arc<Opening>,
@@ -63,9 +64,20 @@ pub struct Db {
 /// What the clones of one handle share. The last of them waits for a checkpoint that runs in the background, which has a
 /// share of the environment: else it might be that checkpoint, in a thread that ends with the program, that would have to put the
 /// database to rest.
-#[derive(Debug)]
 struct Opening {
     environment: Arc<Environment>,
+}
+
+/// What the user has chosen, and nothing of the inside: that is long, and has the key of the hash in it.
+impl fmt::Debug for Db {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Db")
+            .field("path", &self.path())
+            .field("durability", &self.durability)
+            .field("lock_timeout", &self.lock_timeout)
+            .field("read_only", &self.read_only)
+            .finish()
+    }
 }
 
 impl Drop for Opening {
@@ -498,7 +510,8 @@ impl Db {
         KeyLock::take(self, &mut hashes, Patience::Try, self.deadline())
     }
 
-    /// An iterator over all records, in the order of their hashes, as copies. It sees every record that is there throughout
+    /// An iterator over all records, as copies, in the order of their hashes (which tells nothing of the keys, but is the same
+    /// each time). It sees every record that is there throughout
     /// exactly once, whatever is written meanwhile, and holds nothing back between two records.
     pub fn iter(&self) -> Iter {
         Iter::new(self.clone(), Cursor::default())
@@ -510,7 +523,7 @@ impl Db {
     }
 
     /// Calls `f` with every record, borrowed, until it breaks; returns how many it was called for. As [`Db::iter`], but without
-    /// copies and in no particular order; pages are held back while `f` works through one bucket (some hundred records).
+    /// copies, and the some hundred records of one bucket come as they lie there, not by their hashes; pages are held back while `f` works through one bucket.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if a page on the way is damaged.

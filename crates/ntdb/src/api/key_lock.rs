@@ -3,6 +3,7 @@
 //! After taking a stripe the locker takes and drops the writer lock once: whoever was changing the key at that moment has
 //! finished then, and everybody later sees the stripe.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::time::Instant;
 
@@ -19,7 +20,6 @@ use super::db::Db;
 ///
 /// It belongs to the thread that took it and cannot be sent to another. In a forked child it means nothing, and dropping it
 /// there does nothing.
-#[derive(Debug)]
 pub struct KeyLock<'db> {
     db: &'db Db,
     /// The stripes, in ascending order.
@@ -27,6 +27,12 @@ pub struct KeyLock<'db> {
     fork_generation: u64,
     /// Stripes are held by threads.
     not_send: PhantomData<*const ()>,
+}
+
+impl fmt::Debug for KeyLock<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyLock").field("db", self.db).finish_non_exhaustive()
+    }
 }
 
 /// The stripe of a hash.

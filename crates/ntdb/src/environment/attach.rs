@@ -148,6 +148,7 @@ fn open_found(
                 path: path.to_path_buf(),
                 what: "the attach lock (somebody opens, recovers or closes the database)",
                 owner: 0,
+                own: false,
                 waited: begin.elapsed(),
             });
         }

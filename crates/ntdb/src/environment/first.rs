@@ -46,7 +46,7 @@ impl Opening<'_> {
         crash_point("recover.begin");
 
         let (shm, shm_id, mut shm_name) = self.new_shm(&own.shm, header, meta, boot_id)?;
-        let core = self.core(header, Backing::Shared, shm, file_pages)?;
+        let mut core = self.core(header, Backing::Shared, shm, file_pages)?;
         recover::initialise(&core, meta, index, file_pages)?;
         self.hold_for_readers(&core)?;
         self.take_slot(&core)?;
@@ -63,6 +63,7 @@ impl Opening<'_> {
         }
         logs::remove_logs(&left, &header.uuid)?;
         shm_name.put_in_place(&own.shm, || self.old_shm(&own, header).map(drop))?;
+        core.shm.is_now_at(&own.shm);
         crash_point("recover.renamed");
         let new_record = AttachRecord {
             shm_id,

@@ -49,6 +49,22 @@ pub(super) fn open_data(path: &Path, resolved: &Path, options: &Options) -> Resu
         Companions::of(resolved, options.shm_dir.as_deref()).check_lengths(path)?;
         match File::create_new(resolved, Kind::Data, options.mode) {
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem
+                ) =>
+            {
+                return Err(Error::from_io(path, "create the database", e));
+            }
+            // The directory is there, since it has been resolved; but nothing can be created in it (/proc, say).
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::Io {
+                    path: path.to_path_buf(),
+                    action: "create a database here",
+                    source: e,
+                });
+            }
             other => return other.map(|file| (file, true)).map_err(failed),
         }
     }
