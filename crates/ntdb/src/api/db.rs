@@ -548,7 +548,7 @@ impl Db {
         Ok(self.len()? == 0)
     }
 
-    /// Deletes all records, at once for everybody.
+    /// Deletes all records, at once for everybody. Waits until nobody else holds a key lock.
     ///
     /// # Errors
     /// As [`Db::put`].
