@@ -65,6 +65,33 @@ pub fn once(args: &Args) -> Result<String, String> {
     Ok(format!("opened_us {}", opened.as_micros()))
 }
 
+/// Makes one call with a time-out, and says what came of it: "ok", or "locked" and the process that is named.
+///
+/// # Errors
+/// Any other error.
+pub fn timed(args: &Args) -> Result<String, String> {
+    let db = open(args)?;
+    let large = vec![5u8; 700_000];
+    let result = match args.text("call").expect("a call") {
+        "checkpoint" => db.checkpoint(),
+        "clear" => db.clear(),
+        "sync" => db.sync(),
+        "check" => match db.check() {
+            Ok(report) if !report.is_clean() => return Err(format!("{report:?}")),
+            result => result.map(drop),
+        },
+        "large" => db.put(b"large by another", &large),
+        "append" => db.append(b"large", &large).map(drop),
+        "lock" => db.lock(b"locked").map(drop),
+        other => return Err(format!("{other}: no such call")),
+    };
+    match result {
+        Ok(()) => Ok("ok".into()),
+        Err(Error::Locked { owner, .. }) => Ok(format!("locked {owner}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 /// Checks the database.
 ///
 /// # Errors

@@ -10,18 +10,19 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::*;
-use std::time::Instant;
+use std::time::Duration;
 
 use crate::checkpoint::freeze::{Frozen, freeze};
 use crate::checkpoint::map::MapPages;
 use crate::checkpoint::publish;
-use crate::checkpoint::run::{CheckpointGuard, LogStartGuard};
+use crate::checkpoint::run::{CheckpointGuard, LogStartGuard, if_in_time};
 use crate::core::{Backing, Core};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::index::discard;
 use crate::index::locate::Root;
 use crate::index::walk::{self, Item};
+use crate::options::deadline_after;
 use crate::page::head::{Kind, prefix_of};
 use crate::page::header::{HEADER_BYTES, HEADER_COPY_PAGE, Header};
 use crate::space::{bits, retire};
@@ -83,14 +84,14 @@ struct Moment {
     listed: Vec<(Run, &'static str)>,
 }
 
-/// Checks the database.
-pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<CheckReport> {
+/// Checks the database. Waits for locks for `limit` each, not counting the work in between.
+pub fn check(environment: &Environment, limit: Option<Duration>) -> Result<CheckReport> {
     environment.ensure_session()?;
     let core = &environment.core;
-    let guard = CheckpointGuard::lock(core, deadline)?;
+    let guard = CheckpointGuard::lock(core, limit)?;
     let moment = {
         let mut writer = loop {
-            let mut writer = Writer::lock(core, deadline)?;
+            let mut writer = Writer::lock(core, deadline_after(limit))?;
             if !discard::is_due(core) {
                 break writer;
             }
@@ -107,7 +108,7 @@ pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<Che
     crash_point("check.frozen");
     let mut checker = Checker {
         core,
-        deadline,
+        limit,
         moment: &moment,
         owner: vec![0; (moment.file_pages as usize).div_ceil(64)],
         value_pages: 0,
@@ -115,8 +116,8 @@ pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<Che
     };
     let result = checker.run();
     let report = checker.report;
-    // The hold on the frozen pages ends; nothing else was made.
-    publish::forget(core)?;
+    // The hold on the frozen pages ends; nothing else was made. The next holder of the lock does it if it cannot be done now.
+    if_in_time(publish::forget(core, limit))?;
     drop(guard);
     result.map(|()| report)
 }
@@ -143,7 +144,7 @@ fn copy_lists(core: &Core) -> Result<Vec<(Run, &'static str)>> {
 
 struct Checker<'c> {
     core: &'c Core,
-    deadline: Option<Instant>,
+    limit: Option<Duration>,
     moment: &'c Moment,
     /// Bit per page: something uses it.
     owner: Vec<u64>,
@@ -246,7 +247,7 @@ impl Checker<'_> {
             }
         }
         // No checkpoint writes a meta page meanwhile, and with this nobody starts a log.
-        let guard = LogStartGuard::lock(core, self.deadline)?;
+        let guard = LogStartGuard::lock(core, deadline_after(self.limit))?;
         let durable = core.control().checkpoint.durable_meta.load(Relaxed) & 1;
         let spare = publish::read_meta(core, 1 - durable);
         drop(guard);

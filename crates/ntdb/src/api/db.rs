@@ -18,6 +18,7 @@ use crate::log::record::Op;
 use crate::options::{Durability, Options, deadline_after};
 use crate::shm::stripe::{Holder, thread_token};
 use crate::space::patience;
+use crate::storage::failpoint::crash_point;
 use crate::transaction::large::{self, has_room};
 use crate::transaction::operation::{self, Condition};
 use crate::transaction::record::LogRecord;
@@ -352,7 +353,7 @@ impl Db {
             let result = operate(&mut writer, &mut scratch.log, &mut scratch.record);
             let tail = self.core().control().writer.tail.load(Relaxed);
             drop(writer);
-            self.environment.after_change(tail);
+            self.environment.after_change(tail, self.lock_timeout);
             if scratch.record.capacity() > KEEP_SCRATCH_BYTES
                 || scratch.log.capacity() > KEEP_SCRATCH_BYTES
             {
@@ -375,7 +376,8 @@ impl Db {
         let lock = KeyLock::take(self, &mut hashes, Patience::Wait, deadline)?;
         let result = operate(deadline);
         drop(lock);
-        self.environment.after_change(self.core().control().writer.tail.load(Relaxed));
+        let tail = self.core().control().writer.tail.load(Relaxed);
+        self.environment.after_change(tail, self.lock_timeout);
         result
     }
 
@@ -575,13 +577,14 @@ impl Db {
                 Some(lsn) => break lsn,
                 None => {
                     drop(writer);
-                    discard::finish(core)?;
+                    discard::finish(core, self.lock_timeout)?;
                 }
             }
         };
+        crash_point("clear.done");
         // It is done; if the pages cannot be given up now, others will.
-        let _ = discard::finish(core);
-        self.environment.after_change(lsn.0);
+        let _ = discard::finish(core, self.lock_timeout);
+        self.environment.after_change(lsn.0, self.lock_timeout);
         self.promise(Some(lsn))
     }
 
@@ -615,7 +618,7 @@ impl Db {
     /// As [`Db::sync`]; [`Error::ReadOnly`].
     pub fn checkpoint(&self) -> Result<()> {
         self.may_write()?;
-        self.environment.checkpoint(self.deadline())
+        self.environment.checkpoint(self.lock_timeout)
     }
 
     /// Facts about the database.
@@ -631,7 +634,7 @@ impl Db {
     /// # Errors
     /// [`Error::Locked`], or a system error. Damage is not an error but in the report.
     pub fn check(&self) -> Result<CheckReport> {
-        check::check(&self.environment, self.deadline())
+        check::check(&self.environment, self.lock_timeout)
     }
 
     /// A number that grows with every change by any process: the log sequence number, in bytes of redo log since the database

@@ -337,7 +337,7 @@ impl Opening<'_> {
         if ofd.identity() != self.id {
             return Err(self.io("open the database", std::io::Error::other("replaced meanwhile")));
         }
-        take_slot(core, ofd)
+        take_slot(core, ofd, self.options.lock_timeout)
     }
 }
 
@@ -353,7 +353,7 @@ pub fn attach_child(environment: &Environment) -> Result<()> {
         Backing::Memory | Backing::Private => {
             let before = core.session().slot;
             core.set_session(private_session(core)?);
-            repair::repair_slot(core, before)?;
+            repair::repair_slot(core, before, None)?;
             go_fenceless(core)
         }
         Backing::Shared | Backing::SharedReadOnly => {
@@ -375,7 +375,7 @@ pub fn attach_child(environment: &Environment) -> Result<()> {
             if is_at_rest(core) {
                 return Err(Error::Forked { path: core.path.clone() });
             }
-            take_slot(core, ofd)?;
+            take_slot(core, ofd, None)?;
             if let Some(ofd) = &core.session().ofd {
                 ofd.unlock(ATTACH).map_err(|e| core.io("unlock the database", e))?;
             }

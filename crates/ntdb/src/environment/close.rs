@@ -80,7 +80,7 @@ impl Environment {
         }
         if !unchanged {
             let guard = CheckpointGuard::lock(core, None)?;
-            let mut used_end = run::run(&self.context(), &guard, Purpose::Rest)?;
+            let mut used_end = run::run(&self.context(), &guard, Purpose::Rest, None)?;
             crash_point("close.checkpointed");
             let readers = ofd
                 .is_locked_by_other(READER, LockKind::Exclusive)
@@ -89,7 +89,7 @@ impl Environment {
                 // Now that nothing is held any more: towards the front, and a checkpoint of that.
                 relocate::relocate(core, limit)?;
                 crash_point("close.moved");
-                used_end = run::run(&self.context(), &guard, Purpose::Rest)?;
+                used_end = run::run(&self.context(), &guard, Purpose::Rest, None)?;
                 crash_point("close.moved.checkpointed");
             }
             drop(guard);

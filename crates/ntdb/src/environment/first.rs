@@ -58,7 +58,7 @@ impl Opening<'_> {
         if applied || meta.log_salt != 0 || is_torn {
             let context = Context { core: &core, logs: &new_logs, base: own.base_bytes(), shm_id };
             let guard = CheckpointGuard::lock(&core, None)?;
-            run::run(&context, &guard, Purpose::Recovery)?;
+            run::run(&context, &guard, Purpose::Recovery, None)?;
             crash_point("recover.checkpointed");
         }
         logs::remove_logs(&left, &header.uuid)?;

@@ -7,13 +7,14 @@
 //! nobody else changes the key meanwhile.
 
 use std::sync::atomic::Ordering::*;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::core::Core;
 use crate::environment::Environment;
 use crate::error::Result;
 use crate::limits::{MAX_RECORD_BYTES, RING_BYTES};
 use crate::log::record::Op;
+use crate::options::deadline_after;
 use crate::page::record::{Extent, Record};
 use crate::shm::lock::Acquired;
 use crate::space::allocate;
@@ -58,7 +59,7 @@ impl<'e> Claim<'e> {
         if core.control().claim_made.len.load(Acquire) != 0
             || core.control().log.claim_first.load(Acquire) != 0
         {
-            abandon(core)?;
+            abandon(core, deadline)?;
         }
         Ok(claim)
     }
@@ -71,9 +72,9 @@ impl Drop for Claim<'_> {
 }
 
 /// Gives up the pages of a large operation that did not finish. The caller holds the claim lock.
-pub fn abandon(core: &Core) -> Result<()> {
+pub fn abandon(core: &Core, deadline: Option<Instant>) -> Result<()> {
     let control = core.control();
-    let mut writer = Writer::lock(core, None)?;
+    let mut writer = Writer::lock(core, deadline)?;
     let mut step = Step::begin(&mut writer);
     let made = &control.claim_made;
     let now = core.epoch();
@@ -84,6 +85,23 @@ pub fn abandon(core: &Core) -> Result<()> {
     step.store_shared(&control.log.claim_first, 0);
     crash_point("repair.large.abandon");
     step.structure()
+}
+
+/// As [`abandon`], if nobody has the claim lock: of an operation that failed and could not give them up itself, because its time was
+/// up, say.
+pub fn abandon_left(core: &Core, limit: Option<Duration>) -> Result<()> {
+    let control = core.control();
+    let is_left =
+        || control.claim_made.len.load(Acquire) != 0 || control.log.claim_first.load(Acquire) != 0;
+    if !is_left() || !control.claim_lock.acquire_if_free(core.slot()) {
+        return Ok(());
+    }
+    let claim = Claim { core };
+    if is_left() {
+        abandon(core, deadline_after(limit))?;
+    }
+    drop(claim);
+    Ok(())
 }
 
 /// Stores a long value; `None` if the condition fails. The caller holds the key's stripe.
@@ -122,7 +140,7 @@ pub fn put(
     });
     if result.is_err() {
         // If this fails too, the next holder of the claim does it.
-        let _ = abandon(core);
+        let _ = abandon(core, deadline);
     }
     result
 }
@@ -167,7 +185,7 @@ pub fn append(
     match result {
         Ok(lsn) => Ok(Appended { lsn: lsn.unwrap_or_default(), len: total }),
         Err(error) => {
-            let _ = abandon(core);
+            let _ = abandon(core, deadline);
             Err(error)
         }
     }
@@ -284,6 +302,7 @@ fn prepare_append(
             let len = key_part.len() as u64 + total;
             let room = if old.is_some() { operation::grown_room(len) } else { len };
             let mut extent = take(core, operation::extent_pages(core, room)?, deadline)?;
+            crash_point("large.taken");
             let at = core.run(extent.first, extent.pages)?;
             let mut offset = 0;
             for part in [key_part, value] {
