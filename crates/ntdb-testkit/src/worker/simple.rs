@@ -92,6 +92,22 @@ pub fn timed(args: &Args) -> Result<String, String> {
     }
 }
 
+/// Deletes the records from 0 to `n`, but those that `keep` divides; says so; waits until told, and closes.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn thin_out(args: &Args) -> Result<String, String> {
+    let db = open(args)?;
+    let keep = args.get("keep", u32::MAX);
+    for n in (0..args.get("n", 0u32)).filter(|n| n % keep != 0) {
+        db.delete(&n.to_le_bytes()).map_err(|e| format!("delete: {e}"))?;
+    }
+    say("deleted");
+    wait_for_parent();
+    db.close().map_err(|e| format!("close: {e}"))?;
+    Ok("closed".into())
+}
+
 /// Checks the database.
 ///
 /// # Errors
