@@ -14,7 +14,9 @@ pub enum Durability {
     /// database is what it was at some recent instant, never a mixture. The default.
     #[default]
     Relaxed,
-    /// Also on disk: the operation waits for a sync, which it shares with all who wait.
+    /// Also on disk: the operation waits for a sync, which it shares with all who wait. One that
+    /// changes nothing ([`Db::insert`](crate::Db::insert) of a key that is present, say) waits until
+    /// what it has seen is on disk.
     Durable,
 }
 

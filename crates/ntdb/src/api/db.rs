@@ -450,16 +450,17 @@ impl Db {
         }
     }
 
-    /// Waits for what the handle promises of the change that ends at `lsn`.
+    /// Waits for what the handle promises of the change that ends at `lsn`, or of what an operation without a change has seen.
     #[inline]
     fn promise(&self, lsn: Option<Lsn>) -> Result<()> {
-        match (lsn, self.durability) {
-            (Some(lsn), Durability::Durable) => self
-                .environment
-                .sync_to(lsn, self.deadline())
-                .map_err(|error| self.not_durable(error)),
-            _ => Ok(()),
+        if self.durability != Durability::Durable {
+            return Ok(());
         }
+        // One that changes nothing has seen why not: that must not be lost either.
+        let seen = || Lsn(self.core().control().writer.applied.load(Acquire));
+        self.environment
+            .sync_to(lsn.unwrap_or_else(seen), self.deadline())
+            .map_err(|error| self.not_durable(error))
     }
 
     #[cold]
@@ -672,4 +673,34 @@ fn copy_fitting(value: &[u8], buffer: &mut [u8]) {
     let len = value.len().min(buffer.len());
     // SAFETY: both have so many bytes, and one is borrowed mutably.
     unsafe { copy_short(value.as_ptr(), buffer.as_mut_ptr(), len) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who is told durably that a key is there, or is not, relies on the change that made it so.
+    #[test]
+    fn a_durable_operation_without_a_change_makes_durable_what_it_saw() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = Db::create(dir.path().join("a.ntdb")).unwrap();
+        let durable = db.with_durability(Durability::Durable);
+        let log = &db.core().control().log;
+        let is_synced = || log.synced.load(Acquire) == db.change_counter().unwrap();
+        assert!(!durable.delete(b"key").unwrap());
+        assert_eq!(log.exists.load(Acquire), 0, "nothing has changed yet, so nothing is synced");
+        let large = vec![1; 300_000];
+        let operations: [&dyn Fn() -> bool; 4] = [
+            &|| durable.insert(b"key", b"other").unwrap(),
+            &|| durable.replace(b"absent", b"value").unwrap(),
+            &|| durable.delete(b"absent").unwrap(),
+            &|| durable.insert(b"key", &large).unwrap(),
+        ];
+        for (n, operation) in operations.iter().enumerate() {
+            db.put(b"key", b"value").unwrap();
+            assert!(!is_synced(), "operation {n} has nothing to do");
+            assert!(!operation(), "operation {n} has changed something");
+            assert!(is_synced(), "operation {n}");
+        }
+    }
 }
