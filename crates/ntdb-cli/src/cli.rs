@@ -548,9 +548,12 @@ fn clearer(mut error: clap::Error) -> clap::Error {
     }
     let meant = error.get(ContextKind::SuggestedArg);
     if matches!(meant, Some(ContextValue::String(option)) if option == "--help") {
-        // The usage shows the suggestion, too.
-        error.insert(ContextKind::SuggestedArg, ContextValue::None);
-        error.insert(ContextKind::Usage, ContextValue::None);
+        // Without the usage, which shows the suggestion, too.
+        let mut plain = clap::Error::new(error.kind()).with_cmd(&Cli::command());
+        if let Some(argument) = error.get(ContextKind::InvalidArg) {
+            plain.insert(ContextKind::InvalidArg, argument.clone());
+        }
+        return plain;
     }
     error
 }

@@ -81,7 +81,7 @@ fn usage_is_explained_in_the_users_words() {
     let message = says(&["-q"], "load, dump");
     assert!(!message.contains("load-worker"), "{message}");
     let message = says(&["stat", "db", "--hex"], "unexpected argument '--hex'");
-    assert!(!message.contains("similar") && !message.contains("stat --help"), "{message}");
+    assert!(!message.contains("tip") && !message.contains("stat --help"), "{message}");
     says(&["stat", "db", "--jsn"], "similar argument exists: '--json'");
 }
 
