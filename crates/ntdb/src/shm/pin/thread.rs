@@ -132,9 +132,13 @@ thread_local! {
 /// Holds the registry still. To be called before a fork, lest the child inherits a registry that another
 /// thread was just changing; and then, on both sides, [`after_fork`].
 pub fn before_fork() {
-    let hold = registry();
     // An error means that the thread is ending; then it does without.
-    let _ = HELD.try_with(|held| held.replace(Some(hold)));
+    let _ = HELD.try_with(|held| {
+        // Perhaps it is held already: by a caller who does not know that the C library's handlers do this, too.
+        if held.borrow().is_none() {
+            held.replace(Some(registry()));
+        }
+    });
 }
 
 /// Ends what [`before_fork`] began.
