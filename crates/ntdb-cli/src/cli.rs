@@ -4,16 +4,18 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::error::{ContextKind, ContextValue};
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 const STATUSES: &str = "\
 Exit status:
   0  done, found
-  1  the key is not found, or already there (insert); the database is already there (create)
+  1  the key is not found, or already there (insert); the database is already there (create,
+     bench speed --file); something is lost (recover)
   2  wrong usage
   3  other errors: no such database, malformed input, input or output failed
   4  the database is damaged, or the file is not one
-  5  a lock was not free within --lock-timeout
+  5  a lock was not free within --lock-timeout; the database is in use (recover)
   6  no room: disk full, quota, file-size limit
   7  permission denied
 
@@ -52,6 +54,7 @@ pub struct GlobalOptions {
     pub durable: bool,
     /// Give up (status 5) if a lock is not free for so long; without it, wait
     #[arg(long, global = true, value_name = "SECONDS", value_parser = parse_seconds)]
+    #[arg(allow_negative_numbers = true)]
     pub lock_timeout: Option<Duration>,
     /// Print no progress, no counts, and no message where status 1 says it all
     #[arg(long, short, global = true)]
@@ -96,7 +99,8 @@ Examples:
   ntdb put users.ntdb picture --file picture.png
   date | ntdb put users.ntdb now -
   ntdb put users.ntdb 00ff cafe --hex
-  ntdb put users.ntdb -- --key-with-dashes value")]
+  ntdb put users.ntdb offset -5
+  ntdb put users.ntdb -- --hex value      (behind -- even what is an option is a key or a value)")]
     Put(StoreArgs),
     /// Store a value if the key is absent (status 1 if it is there)
     #[command(override_usage = "ntdb insert [OPTIONS] <FILE> <KEY> <VALUE|--file <PATH>>")]
@@ -123,7 +127,7 @@ Examples:
   if ntdb exists users.ntdb alice; then echo known; fi
   ntdb exists users.ntdb alice --json     {\"key\":\"alice\",\"exists\":true}")]
     Exists(ExistsArgs),
-    /// Print all keys, in no particular order
+    /// Print all keys, in the order of their hashes
     #[command(after_help = "\
 Keys are printed with the escapes of `dump` (\\t \\n \\r \\\\ \\xHH), one a line; with --hex in
 hexadecimal, with --json as a JSON string or {\"base64\": \"...\"} a line, with --null as they are,
@@ -204,7 +208,7 @@ pub struct CreateOptions {
     #[arg(long, value_name = "BYTES", value_parser = parse_page_size)]
     pub page_size: Option<u32>,
     /// Percent of each page (0 to 90) to leave free for later updates
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=90))]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_reserve)]
     pub reserve: Option<u8>,
     /// Permission bits of the file, in octal; the umask applies [default: 644]
     #[arg(long, value_name = "OCTAL", value_parser = parse_mode)]
@@ -225,7 +229,7 @@ pub struct GetArgs {
     /// The database
     pub file: PathBuf,
     /// The key, as it stands
-    #[arg(allow_negative_numbers = true)]
+    #[arg(allow_hyphen_values = true)]
     pub key: OsString,
     /// The key is given, and the value printed, in hexadecimal
     #[arg(long)]
@@ -248,10 +252,10 @@ pub struct StoreArgs {
     /// The database
     pub file: PathBuf,
     /// The key, as it stands
-    #[arg(allow_negative_numbers = true)]
+    #[arg(allow_hyphen_values = true)]
     pub key: OsString,
     /// The value, as it stands; `-` reads it from standard input
-    #[arg(allow_negative_numbers = true)]
+    #[arg(allow_hyphen_values = true)]
     pub value: Option<OsString>,
     /// Read the value from this file
     #[arg(long = "file", value_name = "PATH", id = "from_file")]
@@ -283,7 +287,7 @@ pub struct ExistsArgs {
     /// The database
     pub file: PathBuf,
     /// The key, as it stands
-    #[arg(allow_negative_numbers = true)]
+    #[arg(allow_hyphen_values = true)]
     pub key: OsString,
     /// The key is in hexadecimal
     #[arg(long)]
@@ -358,7 +362,7 @@ pub struct LoadArgs {
     pub load: LoadOptions,
     /// Share the work between so many processes; if one dies, its share is done again
     #[arg(long, value_name = "N", default_value_t = 1)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(value_parser = |text: &str| parse_number(text, 1, 256))]
     pub processes: u32,
     /// Make the database if it is absent
     #[arg(long)]
@@ -475,7 +479,7 @@ Examples:
 pub struct SpeedArgs {
     /// How many records
     #[arg(value_name = "N", default_value_t = 1000)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000_000))]
+    #[arg(value_parser = |text: &str| parse_number(text, 1, 1_000_000_000))]
     pub records: u32,
     /// Use this new file and leave it there; without, a temporary file in $TMPDIR
     #[arg(long, value_name = "PATH", conflicts_with = "internal")]
@@ -510,8 +514,48 @@ pub enum KeyOrder {
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_string())?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+    let wrong = || "not a number of seconds, 0 or more".to_string();
+    let seconds: f64 = text.parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
+}
+
+/// A number from `least` to `most`.
+fn parse_number(text: &str, least: u32, most: u32) -> Result<u32, String> {
+    match text.parse() {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(format!("not a number from {least} to {most}")),
+    }
+}
+
+fn parse_reserve(text: &str) -> Result<u8, String> {
+    parse_number(text, 0, 90).map(|percent| percent as u8)
+}
+
+/// The command line, or the program's end with a message.
+pub fn parse() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| clearer(error).exit())
+}
+
+/// Takes out of a message what helps nobody: commands that are not for users, and `--help` as the
+/// option that somebody may have meant.
+fn clearer(mut error: clap::Error) -> clap::Error {
+    if let Some(ContextValue::Strings(names)) = error.get(ContextKind::ValidSubcommand) {
+        let command = Cli::command();
+        let is_hidden =
+            |name: &String| command.find_subcommand(name).is_some_and(clap::Command::is_hide_set);
+        let names = names.iter().filter(|name| !is_hidden(name)).cloned().collect();
+        error.insert(ContextKind::ValidSubcommand, ContextValue::Strings(names));
+    }
+    let meant = error.get(ContextKind::SuggestedArg);
+    if matches!(meant, Some(ContextValue::String(option)) if option == "--help") {
+        // Without the usage, which shows the suggestion, too.
+        let mut plain = clap::Error::new(error.kind()).with_cmd(&Cli::command());
+        if let Some(argument) = error.get(ContextKind::InvalidArg) {
+            plain.insert(ContextKind::InvalidArg, argument.clone());
+        }
+        return plain;
+    }
+    error
 }
 
 /// A number of bytes: digits, or digits and K, M, G or T for powers of 1024.
@@ -546,7 +590,6 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_declaration_is_consistent() {

@@ -3,11 +3,11 @@
 //! | status | meaning |
 //! | --- | --- |
 //! | 0 | done, found |
-//! | 1 | not found, or already there |
+//! | 1 | not found, or already there; `recover`: something is lost |
 //! | 2 | wrong usage |
 //! | 3 | any other error: no such database, malformed input, input and output |
 //! | 4 | the database is damaged, or the file is none |
-//! | 5 | a lock was not free in time |
+//! | 5 | a lock was not free in time; `recover`: the database is in use |
 //! | 6 | no room: disk, quota or file-size limit |
 //! | 7 | permission denied |
 
@@ -120,7 +120,6 @@ fn advice(error: &ntdb::Error) -> Option<&'static str> {
         ReadOnly { .. } => Some("leave out --read-only"),
         UnsuitableFileSystem { .. } => Some("the option is --allow-unsuitable-file-system"),
         AddressSpace { .. } => Some("the option is --address-space BYTES"),
-        ShmLost { .. } => Some("the option is --give-up-unsynced"),
         _ => None,
     }
 }
@@ -143,6 +142,14 @@ impl fmt::Display for Failure {
             Failure::Engine(ntdb::Error::AlreadyExists { path }) => {
                 write!(f, "{}: already exists, and is left as it is", path.display())
             }
+            Failure::Engine(ntdb::Error::ShmLost { path, shm, reason }) => write!(
+                f,
+                "{}: its last users died, and changes that were not synced are only in their \
+                 shared-memory file {}, which cannot be used ({reason}); make it accessible again, \
+                 or go on without those changes with --give-up-unsynced",
+                path.display(),
+                shm.display()
+            ),
             Failure::Engine(error) => match advice(error) {
                 Some(advice) => write!(f, "{error} ({advice})"),
                 None => write!(f, "{error}"),
@@ -185,6 +192,7 @@ mod tests {
                     path: path.clone(),
                     what: "the writer lock",
                     owner: 1,
+                    own: false,
                     waited: std::time::Duration::from_secs(1),
                 },
                 5,
@@ -202,11 +210,24 @@ mod tests {
     }
 
     #[test]
+    fn lost_shared_memory_names_the_programs_option_only() {
+        let error = ntdb::Error::ShmLost {
+            path: PathBuf::from("x"),
+            shm: PathBuf::from("x-shm"),
+            reason: "gone".into(),
+        };
+        let text = Failure::Engine(error).to_string();
+        assert!(text.contains("--give-up-unsynced") && !text.contains("Options::"), "{text}");
+        assert!(text.contains("x-shm") && text.contains("gone"), "{text}");
+    }
+
+    #[test]
     fn a_lock_timeout_names_the_option() {
         let error = ntdb::Error::Locked {
             path: PathBuf::from("x"),
             what: "the writer lock",
             owner: 1,
+            own: false,
             waited: std::time::Duration::from_secs(1),
         };
         assert!(Failure::Engine(error).to_string().contains("--lock-timeout"));

@@ -22,8 +22,6 @@ mod text;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
 
@@ -31,7 +29,7 @@ fn main() -> ExitCode {
     // A limit on the size of files is an error to report (status 6), not a signal to die of.
     // SAFETY: ignoring a signal has no precondition; no other thread runs yet.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-    let cli = Cli::parse();
+    let cli = cli::parse();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::OutputClosed) => die_of_sigpipe(),

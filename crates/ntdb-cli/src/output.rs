@@ -1,18 +1,54 @@
 //! Standard output, buffered, with its errors as [`Failure`]s.
 
 use std::io::{self, BufWriter, StdoutLock, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 
 use crate::failure::Failure;
 
+/// Whether the program was started without a standard output (`>&-`).
+///
+/// Rust's runtime puts `/dev/null` in its place, so that everything written would vanish with
+/// status 0. Only before it does so can it be seen.
+static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn look_at_standard_output() {
+    // SAFETY: asks about a descriptor, which need not be open.
+    if unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } == -1 {
+        WAS_CLOSED.store(true, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: the loader calls the functions in this section, with arguments that may be ignored, before
+// `main`; this one needs nothing of the runtime.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOOK_EARLY: extern "C" fn() = look_at_standard_output;
+
+/// Standard output, if the program has one.
+struct Stdout(StdoutLock<'static>);
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if WAS_CLOSED.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        }
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 /// Standard output. [`Output::finish`] must be called, or what is still buffered is lost unseen.
-pub struct Output(BufWriter<StdoutLock<'static>>);
+pub struct Output(BufWriter<Stdout>);
 
 impl Output {
     /// Takes standard output.
     pub fn new() -> Output {
-        Output(BufWriter::with_capacity(1 << 16, io::stdout().lock()))
+        Output(BufWriter::with_capacity(1 << 16, Stdout(io::stdout().lock())))
     }
 
     /// Writes bytes as they are.

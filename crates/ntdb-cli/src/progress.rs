@@ -38,10 +38,10 @@ impl Progress {
         self.bar.set_message(format!("{} records", grouped(records)));
     }
 
-    /// A bar for the pages of a file.
+    /// A bar for the pages of a file; until their number is known it only shows that work goes on.
     pub fn of_pages(quiet: bool) -> Progress {
-        let progress = Progress::new(Some(0), quiet);
-        let template = "{wide_bar} {pos}/{len} pages  {msg}  {eta} left";
+        let progress = Progress::new(None, quiet);
+        let template = "{spinner} {elapsed}";
         let style = ProgressStyle::with_template(template).expect("the template is constant");
         progress.bar.set_style(style);
         progress
@@ -49,6 +49,11 @@ impl Progress {
 
     /// Shows that `done` of `pages` are read and `records` copied.
     pub fn show_pages(&self, done: u64, pages: u64, records: u64) {
+        if self.bar.length().is_none() {
+            let template = "{wide_bar} {pos}/{len} pages  {msg}  {eta} left";
+            let style = ProgressStyle::with_template(template).expect("the template is constant");
+            self.bar.set_style(style);
+        }
         self.bar.set_length(pages.max(done));
         self.bar.set_position(done);
         self.bar.set_message(count_of(records, "record"));
@@ -87,7 +92,15 @@ pub fn count_of(number: u64, what: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{count_of, grouped};
+    use super::{Progress, count_of, grouped};
+
+    #[test]
+    fn pages_have_no_bar_before_their_number_is_known() {
+        let progress = Progress::of_pages(true);
+        assert_eq!(progress.bar.length(), None, "0 of 0 would be shown as done");
+        progress.show_pages(3, 10, 1);
+        assert_eq!((progress.bar.position(), progress.bar.length()), (3, Some(10)));
+    }
 
     #[test]
     fn one_is_singular() {

@@ -2,6 +2,10 @@
 
 mod common;
 
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
 use common::Place;
 
 const PHASES: [&str; 8] = [
@@ -70,9 +74,37 @@ fn json_has_the_same_figures() {
     let report: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(report["records"], 100);
     assert_eq!(report["synced"], true);
+    assert_eq!(report["durable"], false);
+    assert_eq!(report["page_size"], 4096);
     let phases = report["phases"].as_array().unwrap();
     let names: Vec<&str> = phases.iter().map(|phase| phase["name"].as_str().unwrap()).collect();
     assert_eq!(names, PHASES);
     assert!(phases.iter().all(|phase| phase["ns_per_operation"].as_f64().unwrap() > 0.0));
     assert!(phases.iter().all(|phase| phase["file_bytes"].as_u64().unwrap() > 0));
+}
+
+#[test]
+fn a_signal_leaves_no_directory_behind() {
+    let place = Place::new();
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        let mut child = place
+            .command(["bench", "speed", "100000000", "--no-sync"])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let begin = Instant::now();
+        // The database's own file: then the benchmark is at work.
+        let at_work = || {
+            let dir = place.names().into_iter().find(|name| name.starts_with("ntdb-speed-"));
+            dir.is_some_and(|dir| place.path(&dir).join("speed.ntdb").exists())
+        };
+        while !at_work() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "the benchmark does not begin");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // SAFETY: a signal to a child that has not been waited for.
+        assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+        assert_eq!(child.wait().unwrap().signal(), Some(signal));
+        assert_eq!(place.names(), [""; 0], "signal {signal}");
+    }
 }

@@ -40,7 +40,7 @@ fn zero_and_one_answer_the_question() {
 fn two_is_wrong_usage() {
     let place = Place::new();
     place.run(["create", "db"]).ok();
-    let wrong: [&[&str]; 15] = [
+    let wrong: [&[&str]; 17] = [
         &[],
         &["frobnicate"],
         &["get", "db"],
@@ -56,12 +56,64 @@ fn two_is_wrong_usage() {
         &["load", "db", "--json-lines", "--tdb"],
         &["dump", "db", "--separator", "\\"],
         &["bench", "speed", "0"],
+        &["bench", "speed", "--internal", "--durable"],
+        &["get", "db", "k", "--lock-timeout", "-1"],
     ];
     for args in wrong {
         let run = place.run(args).expect_status(2);
         assert!(!run.stderr().is_empty(), "{args:?}");
     }
     assert_eq!(place.names(), ["db"], "wrong usage makes nothing");
+}
+
+#[test]
+fn usage_is_explained_in_the_users_words() {
+    let place = Place::new();
+    let says = |args: &[&str], text: &str| {
+        let message = place.run(args).expect_status(2).stderr();
+        assert!(message.contains(text), "{args:?}: {message}");
+        message
+    };
+    says(&["bench", "speed", "0"], "not a number from 1 to 1000000000");
+    says(&["load", "db", "--processes", "257"], "not a number from 1 to 256");
+    says(&["create", "db", "--reserve", "91"], "not a number from 0 to 90");
+    says(&["get", "db", "k", "--lock-timeout", "-1"], "not a number of seconds, 0 or more");
+    let message = says(&["-q"], "load, dump");
+    assert!(!message.contains("load-worker"), "{message}");
+    let message = says(&["stat", "db", "--hex"], "unexpected argument '--hex'");
+    assert!(!message.contains("tip") && !message.contains("stat --help"), "{message}");
+    says(&["stat", "db", "--jsn"], "similar argument exists: '--json'");
+}
+
+#[test]
+fn what_cannot_be_made_or_recovered_is_not_called_a_missing_database() {
+    let place = Place::new();
+    let run = place.run(["create", "/proc/x"]).expect_status(3);
+    assert!(run.stderr().contains("/proc/x: cannot create a database here"), "{}", run.stderr());
+    let run = place.run(["recover", "missing", "new"]).expect_status(3);
+    assert!(run.stderr().contains("missing: no such file: nothing to recover"), "{}", run.stderr());
+    assert!(!run.stderr().contains("ntdb create"), "{}", run.stderr());
+    assert_eq!(place.names(), [""; 0]);
+}
+
+#[test]
+fn three_is_output_that_nobody_can_get() {
+    let place = Place::new();
+    place.run(["put", "--create", "db", "k", "v"]).ok();
+    let closed = |args: &str| {
+        let mut shell = Command::new("bash");
+        shell.current_dir(place.path(""));
+        shell.args(["-c", &format!("exec \"$0\" {args} >&-"), env!("CARGO_BIN_EXE_ntdb")]);
+        finish(shell, b"")
+    };
+    for args in ["dump db", "get db k", "list db", "stat db", "check db", "exists db k --json"] {
+        let run = closed(args).expect_status(3);
+        assert!(run.stderr().contains("standard output: cannot write"), "{}", run.stderr());
+    }
+    for args in ["exists db k", "put db k w", "check db --quiet"] {
+        closed(args).expect_status(0);
+    }
+    assert_eq!(place.run(["get", "db", "k"]).text(), "w\n", "nothing was written into the file");
 }
 
 #[test]
@@ -128,6 +180,27 @@ fn four_is_what_check_says_of_damage() {
 }
 
 #[test]
+fn damage_to_a_spare_copy_needs_no_backup() {
+    let place = Place::new();
+    place.run(["put", "--create", "db", "k", "v"]).ok();
+    let whole = fs::read(place.path("db")).unwrap();
+    // The header, its copy behind the two meta pages, and one of those.
+    for at in [16, 3 * 4096 + 16, 2 * 4096 + 64] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x55;
+        fs::write(place.path("db"), bytes).unwrap();
+        let run = place.run(["check", "db", "--read-only", "--json"]).expect_status(4);
+        assert!(run.stdout().contains(r#""spare_problems":1,"#), "{at}: {}", run.stdout());
+        let run = place.run(["check", "db"]).expect_status(4);
+        assert_eq!(run.stdout().lines().count(), 1, "{at}: {}", run.stdout());
+        assert!(run.stdout().starts_with("page "), "{at}: {}", run.stdout());
+        let message = run.stderr();
+        assert!(message.contains("nothing is lost") && !message.contains("backup"), "{message}");
+        assert!(place.run(["check", "db"]).text().starts_with("clean: "), "{at}: closing mends it");
+    }
+}
+
+#[test]
 fn one_damage_is_one_line_of_check() {
     let place = Place::new();
     // Long values have pages of their own: to damage one is to damage nothing else.
@@ -157,8 +230,12 @@ fn five_is_a_lock_that_is_not_free_in_time() {
     assert!(run.stderr().contains("--lock-timeout"), "{}", run.stderr());
     // Who only reads does not wait.
     assert_eq!(place.run(["get", "db", "k", "--lock-timeout", "0.3"]).text(), "v\n");
+    assert!(run.stderr().contains("not free within 3"), "{}", run.stderr());
     drop(guard);
     place.run(["put", "db", "k", "w", "--lock-timeout", "0.3"]).expect_status(0);
+    let run = place.run(["recover", "db", "new"]).expect_status(5);
+    let by = format!("db: in use by process {};", std::process::id());
+    assert!(run.stderr().contains(&by), "{}", run.stderr());
     db.close().unwrap();
 }
 
@@ -214,8 +291,16 @@ fn seven_is_permission_denied() {
     fs::set_permissions(place.path("db"), fs::Permissions::from_mode(0o000)).unwrap();
     for args in [&["get", "db", "k"][..], &["put", "db", "k", "w"], &["check", "db"]] {
         let run = as_somebody_else(&place, args).expect_status(7);
-        assert!(run.stderr().contains("db: permission denied"), "{}", run.stderr());
+        let message = run.stderr();
+        assert!(message.contains("db: permission denied to open the database: uid "), "{message}");
+        assert!(message.contains("change its mode") && !message.contains("os error"), "{message}");
     }
+    // Who owns it may not either.
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o555)).unwrap();
+    let run = as_somebody_else(&place, &["create", "new"]).expect_status(7);
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    let message = run.stderr();
+    assert!(message.contains("the directory . may not be written by uid "), "{message}");
     fs::set_permissions(place.path("db"), fs::Permissions::from_mode(0o644)).unwrap();
     assert_eq!(place.run(["get", "db", "k"]).text(), "v\n");
 }

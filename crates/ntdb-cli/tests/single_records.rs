@@ -9,6 +9,21 @@ use std::os::unix::fs::PermissionsExt;
 use common::Place;
 
 #[test]
+fn keys_and_values_may_begin_with_a_hyphen() {
+    let place = Place::new();
+    place.run(["put", "--create", "db", "-abc", "-def"]).ok();
+    assert_eq!(place.run(["get", "db", "-abc"]).text(), "-def\n");
+    place.run(["put", "db", "k", "--like-an-option"]).ok();
+    assert_eq!(place.run(["get", "db", "k", "--raw"]).text(), "--like-an-option");
+    place.run(["append", "db", "k", "-5"]).ok();
+    place.run(["exists", "db", "-abc"]).ok();
+    place.run(["insert", "db", "--", "--hex", "--raw"]).ok();
+    assert_eq!(place.run(["get", "db", "--", "--hex"]).text(), "--raw\n");
+    place.run(["put", "db", "-ff", "00", "--hex"]).expect_status(2);
+    place.run(["delete", "db", "--", "-abc", "--hex"]).ok();
+}
+
+#[test]
 fn values_come_from_arguments_files_and_standard_input() {
     let place = Place::new();
     place.run(["create", "db"]).ok();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ntdb::{Db, Durability, Error, Options};
 use ntdb_testkit::board::Board;
-use ntdb_testkit::lab::{self, Lab, PATIENCE, reported};
+use ntdb_testkit::lab::{self, Lab, PATIENCE, TempDir, reported};
 use ntdb_testkit::mount::SmallDisk;
 use ntdb_testkit::worker::damaged::{DAMAGE, contents};
 
@@ -507,4 +507,37 @@ fn a_companion_deleted_under_running_processes_is_named() {
     let db = Db::open(lab.database()).expect("open once all have closed");
     assert_eq!(db.get(b"key").expect("get"), Some(b"still works".to_vec()));
     lab::demand_clean(&db, "at the end");
+}
+
+#[test]
+fn a_file_that_has_been_cut_is_said_to_be_cut() {
+    for page_size in [4_096, 16_384] {
+        let dir = TempDir::new();
+        let path = dir.path().join("test.ntdb");
+        let db = Options::new().create(true).page_size(page_size).open(&path).expect("create");
+        for n in 0..5_000u32 {
+            db.put(&n.to_le_bytes(), &[1; 100]).expect("put");
+        }
+        db.close().expect("close");
+        let whole = std::fs::read(&path).expect("read");
+        let page = page_size as usize;
+        for len in [8, 100, 2_000, 4_095, 4_096, 5_000, 3 * page, 3 * page + 12, 4 * page, 9 * page]
+        {
+            std::fs::write(&path, &whole[..len]).expect("write");
+            for read_only in [false, true] {
+                let what = format!("{len} bytes, read only: {read_only}");
+                let error = Options::new().read_only(read_only).open(&path).expect_err(&what);
+                assert!(matches!(error, Error::Corrupt { .. }), "{what}: {error:?}");
+                let text = error.to_string();
+                assert!(text.contains("has been cut"), "{what}: {text}");
+                assert!(text.contains(&format!("byte {len}")), "{what}: {text}");
+                assert!(text.contains("restore a backup"), "{what}: {text}");
+                assert!(std::fs::read(&path).expect("read") == whole[..len], "{what}: changed");
+            }
+        }
+        // What begins otherwise is no database, however short.
+        std::fs::write(&path, b"something else").expect("write");
+        let error = Db::open(&path).expect_err("something else");
+        assert!(matches!(error, Error::NotADatabase { .. }), "{error:?}");
+    }
 }

@@ -91,7 +91,7 @@ fn sixteen_durable_writers_share_their_syncs() {
     let (puts, syncs) = durable(1, 300);
     println!("one writer: {puts} durable puts, {syncs} syncs");
     assert!(syncs >= puts, "somebody was told too early that the disk has it");
-    let (puts, syncs) = durable(16, 300);
+    let (puts, syncs) = durable(16, 3_000);
     println!("sixteen writers: {puts} durable puts, {syncs} syncs");
     assert!(puts >= 8 * syncs, "only {:.1} puts a sync", puts as f64 / syncs as f64);
 }

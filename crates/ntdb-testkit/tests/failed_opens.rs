@@ -270,6 +270,7 @@ fn forget_boot(path: &Path) {
 #[test]
 fn for_a_full_disk() {
     let _alone = alone();
+    let mut refused_shm = 0;
     // From nothing to enough for all that an opening makes.
     for kib in [8, 16, 24, 28, 32, 64, 512, 1_024, 1_536, 1_600, 2_048] {
         let disk = SmallDisk::new(kib);
@@ -279,9 +280,23 @@ fn for_a_full_disk() {
             Err(error) => {
                 assert!(matches!(error, Error::Full { .. }), "{kib} KiB: {error:?}");
                 assert_eq!(names(disk.path()), [""; 0], "{kib} KiB: {error}");
+                // The data file fits, the shared memory does not, and may lie elsewhere.
+                if kib >= 64 {
+                    let text = error.to_string();
+                    assert!(text.contains("--shm-dir") && text.contains("shm_dir"), "{text}");
+                    refused_shm += 1;
+                    let elsewhere = TempDir::new();
+                    let db = Options::new()
+                        .create(true)
+                        .shm_dir(Some(elsewhere.path().into()))
+                        .open(&path)
+                        .expect("with the shared memory elsewhere");
+                    db.close().expect("close");
+                }
             }
         }
     }
+    assert!(refused_shm > 0, "no disk was too small for the shared memory only");
 }
 
 #[test]

@@ -260,3 +260,102 @@ fn a_closed_file_is_as_long_as_what_was_deleted_last_had_made_it() {
         assert_eq!(db.get(key).expect("get").as_ref(), Some(value));
     }
 }
+
+/// Records of 10 MB of which all but a few have just been deleted; where it is killed, or not at all.
+fn thinned_out(lab: &Lab, crash: Option<&str>) -> u64 {
+    let records = 30_000u32;
+    let db = Db::create(lab.database()).expect("create");
+    for n in 0..records {
+        db.put(&n.to_le_bytes(), &[1; 300]).expect("put");
+    }
+    db.close().expect("close");
+    let worker = lab.worker("thin-out").arg("n", records).arg("keep", 1_000);
+    let worker = match crash {
+        Some(point) => worker.env("NTDB_CRASH", point),
+        None => worker,
+    };
+    let mut worker = worker.spawn();
+    assert_eq!(worker.line(), "deleted");
+    match crash {
+        Some(point) => assert!(!worker.end(PATIENCE).status.success(), "passed by {point}"),
+        None => worker.kill(),
+    }
+    file_bytes(lab)
+}
+
+fn file_bytes(lab: &Lab) -> u64 {
+    std::fs::metadata(lab.database()).expect("metadata").len()
+}
+
+#[test]
+fn after_a_crash_the_file_stays_long_until_something_is_changed() {
+    let points = ["checkpointed", "moved", "moved.checkpointed", "second", "truncated"];
+    let points = points.iter().map(|point| Some(format!("close.{point}")));
+    for crash in std::iter::once(None).chain(points) {
+        let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
+        let before = thinned_out(&lab, crash.as_deref());
+        let db = Db::open(lab.database()).expect("open");
+        assert_eq!(db.len().expect("len"), 30);
+        db.close().expect("close");
+        let after = file_bytes(&lab);
+        println!("killed at {crash:?}: {before} bytes, {after} after the next close");
+        assert!(after < 200_000, "killed at {crash:?}: {after} bytes");
+        let db = Db::open(lab.database()).expect("open");
+        lab::demand_clean(&db, "after the cut");
+        assert_eq!(db.len().expect("len"), 30);
+        db.close().expect("close");
+        assert_eq!(file_bytes(&lab), after, "the second close had something left to do");
+    }
+}
+
+#[test]
+fn what_could_not_be_cut_beside_a_reader_stays() {
+    let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
+    let db = Db::create(lab.database()).expect("create");
+    for n in 0..30_000u32 {
+        db.put(&n.to_le_bytes(), &[1; 300]).expect("put");
+    }
+    db.close().expect("close");
+    let reader = Options::new().read_only(true).open(lab.database()).expect("open for reading");
+    let mut worker = lab.worker("thin-out").arg("n", 30_000).arg("keep", 1_000).spawn();
+    assert_eq!(worker.line(), "deleted");
+    worker.succeed(PATIENCE);
+    let beside = file_bytes(&lab);
+    assert!(beside > 9_000_000, "cut to {beside} bytes under a reader");
+    assert_eq!(reader.len().expect("len"), 30_000);
+    reader.close().expect("close");
+    Db::open(lab.database()).expect("open").close().expect("close");
+    let after = file_bytes(&lab);
+    println!("{beside} bytes beside a reader, {after} after the next close");
+    assert!(after < 200_000, "{after} bytes");
+}
+
+/// There is room for its pages, but not in a row, before the place where the file could end.
+#[test]
+fn one_large_value_at_the_end_keeps_the_file_long() {
+    let dir = TempDir::new();
+    let path = dir.path().join("test.ntdb");
+    let db = Db::create(&path).expect("create");
+    let small = |n: u32| vec![n as u8; 20_000];
+    for n in 0..200u32 {
+        db.put(&n.to_le_bytes(), &small(n)).expect("put");
+    }
+    db.put(b"large", &[7; 240_000]).expect("put");
+    db.close().expect("close");
+    let before = folder_bytes(dir.path());
+    let db = Db::open(&path).expect("open");
+    for n in (0..200u32).filter(|n| n % 5 != 0) {
+        assert!(db.delete(&n.to_le_bytes()).expect("delete"));
+    }
+    db.close().expect("close");
+    let after = folder_bytes(dir.path());
+    let live = 40 * 20_000 + 240_000;
+    println!("{before} bytes, {after} at rest for {live} live");
+    assert!(after < live * 3 / 2, "{before} bytes, {after} at rest for {live} live");
+    let db = Db::open(&path).expect("open");
+    lab::demand_clean(&db, "after the move");
+    assert_eq!(db.get(b"large").expect("get").as_deref(), Some(&[7; 240_000][..]));
+    for n in (0..200u32).step_by(5) {
+        assert_eq!(db.get(&n.to_le_bytes()).expect("get"), Some(small(n)));
+    }
+}

@@ -2,13 +2,14 @@
 //! only while it holds the writer lock; then their time-outs work and name it, and after SIGCONT
 //! all is well.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use ntdb::{Db, Error, Options};
+use ntdb::{Db, Durability, Error, Options};
 use ntdb_testkit::board::Board;
 use ntdb_testkit::crash;
 use ntdb_testkit::crowd::Crowd;
-use ntdb_testkit::lab::{self, Lab, PATIENCE, Wait};
+use ntdb_testkit::lab::{self, Lab, PATIENCE, Process, Wait};
 use ntdb_testkit::rng::Rng;
 use ntdb_testkit::script::{Digest, Script, Shape};
 
@@ -107,6 +108,178 @@ fn at_random_moments_readers_go_on_and_writers_recover() {
     }
     crowd.stop();
     crowd.demand_everything(&db, "at the end");
+}
+
+/// A lock time-out of 100 ms ends every call by then.
+const CALL_LIMIT: Duration = Duration::from_secs(1);
+
+/// Waits until `process` has stopped itself.
+fn await_stop(process: &mut Process, what: &str) {
+    let start = Instant::now();
+    while !process.is_stopped() {
+        assert!(process.runs(), "{what}: has ended without passing the point");
+        assert!(start.elapsed() < PATIENCE, "{what}: does not come to the point");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// A database with a log, and small and large values; or with so little that there is no log yet.
+fn furnished(lab: &Lab, logged: bool) -> Db {
+    let db = Db::create(lab.database()).expect("create");
+    for n in 0..1_000u32 {
+        db.put(&n.to_le_bytes(), &[7; 100]).expect("put");
+    }
+    if logged {
+        db.put(b"large", &[7; 400_000]).expect("a large put");
+        db.checkpoint().expect("checkpoint");
+        db.put(b"later", b"x").expect("put");
+    }
+    db
+}
+
+type Call = fn(&Db) -> Result<(), Error>;
+
+#[test]
+fn inside_the_writer_lock_delays_no_call_longer_than_its_time_out() {
+    let durable = |db: &Db| db.with_durability(Durability::Durable).put(b"durable", b"x");
+    // And whether it must succeed, for it needs no lock.
+    let calls: [(&str, Call, bool); 16] = [
+        ("get", |db| db.get(b"large").map(drop), true),
+        ("iterate", |db| db.for_each(|_, _| ControlFlow::Continue(())).map(drop), true),
+        ("len", |db| db.len().map(drop), true),
+        ("change_counter", |db| db.change_counter().map(drop), true),
+        ("put", |db| db.put(b"put", b"x"), false),
+        ("durable put", durable, false),
+        ("large put", |db| db.put(b"large by another", &[1; 700_000]), false),
+        ("append", |db| db.append(b"later", b"x").map(drop), false),
+        ("large append", |db| db.append(b"large", &[1; 700_000]).map(drop), false),
+        ("delete", |db| db.delete(&1u32.to_le_bytes()).map(drop), false),
+        ("lock", |db| db.lock(b"locked").map(drop), false),
+        ("sync", |db| db.sync(), false),
+        ("checkpoint", |db| db.checkpoint(), false),
+        ("check", |db| db.check().map(drop), false),
+        ("stat", |db| db.stat().map(drop), false),
+        ("clear", |db| db.clear(), false),
+    ];
+    for (point, logged) in [("writer.locked", false), ("data.armed", true), ("step.disarmed", true)]
+    {
+        let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
+        let db = furnished(&lab, logged);
+        let mut holder = lab.worker("once").arg("n", 0).env("NTDB_STOP", point).spawn();
+        await_stop(&mut holder, point);
+        let mut refused = Vec::new();
+        for (name, call, must_succeed) in calls {
+            let what = format!("{name} beside one stopped at {point}");
+            let timed = db.with_lock_timeout(Some(Duration::from_millis(100)));
+            let (send, receive) = std::sync::mpsc::channel();
+            std::thread::spawn(move || send.send(call(&timed)));
+            match receive.recv_timeout(CALL_LIMIT) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    assert!(!must_succeed, "{what}: {error}");
+                    demand_named(&error, holder.id(), &what);
+                    refused.push(name);
+                }
+                Err(_) => {
+                    holder.signal(libc::SIGCONT);
+                    panic!("{what} has not returned after {CALL_LIMIT:?}");
+                }
+            }
+        }
+        for name in ["put", "append", "large put", "checkpoint", "clear", "lock", "stat"] {
+            assert!(refused.contains(&name), "{name} does not need the lock at {point}?");
+        }
+        holder.signal(libc::SIGCONT);
+        holder.succeed(PATIENCE);
+        assert_eq!(db.get(b"once-0").expect("get").as_deref(), Some(&0u64.to_le_bytes()[..]));
+        db.checkpoint().expect("checkpoint after SIGCONT");
+        lab::demand_clean(&db, &format!("after a stop at {point}"));
+        db.clear().expect("clear after SIGCONT");
+        db.checkpoint().expect("checkpoint after the clear");
+        lab::demand_clean(&db, &format!("after a stop at {point} and a clear"));
+    }
+}
+
+/// An error for a lock names who holds it.
+fn demand_named(error: &Error, holder: u32, what: &str) {
+    match error {
+        Error::Locked { owner, .. } => assert_eq!(*owner, holder, "{what}: {error}"),
+        Error::NotDurable { source, .. } => demand_named(source, holder, what),
+        error => panic!("{what}: {error}"),
+    }
+}
+
+/// Somebody is stopped inside the writer lock while another is in the middle of a long call, which has let it go.
+#[test]
+fn long_calls_end_at_their_time_out_wherever_they_are() {
+    // The call, a point on its way where it does not have the lock, whether there is a log, and whether it succeeds then.
+    let scenes = [
+        ("checkpoint", "log.start.begin", false, false),
+        ("checkpoint", "log.created", false, false),
+        ("checkpoint", "meta.synced", false, false),
+        ("checkpoint", "checkpoint.begin", true, false),
+        ("checkpoint", "flush.locked", true, false),
+        ("checkpoint", "switch.begin", true, false),
+        ("checkpoint", "switch.old.synced", true, false),
+        ("checkpoint", "switch.new.synced", true, false),
+        ("checkpoint", "switch.dir.synced", true, false),
+        ("checkpoint", "checkpoint.flushed", true, false),
+        ("checkpoint", "checkpoint.map.cleared", true, false),
+        ("checkpoint", "checkpoint.map.written", true, false),
+        ("checkpoint", "publish.begin", true, false),
+        ("checkpoint", "publish.image", true, false),
+        ("checkpoint", "meta.synced", true, false),
+        ("clear", "clear.done", true, true),
+        ("sync", "log.created", false, false),
+        ("check", "check.frozen", true, true),
+        ("large", "large.taken", true, false),
+        ("append", "large.taken", true, false),
+        ("lock", "key.locked", true, false),
+    ];
+    for (call, point, logged, succeeds) in scenes {
+        let what = format!("{call} at {point}");
+        let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
+        let db = furnished(&lab, logged);
+        let records = db.len().expect("len");
+        let worker = lab.worker("timed").arg("call", call).arg("timeout_ms", 100);
+        let mut caller = worker.env("NTDB_STOP", point).spawn();
+        await_stop(&mut caller, &what);
+        let mut holder = lab.worker("once").arg("n", 0).env("NTDB_STOP", "data.armed").spawn();
+        await_stop(&mut holder, "data.armed");
+        caller.signal(libc::SIGCONT);
+        let start = Instant::now();
+        while caller.runs() && start.elapsed() < CALL_LIMIT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let hangs = caller.runs();
+        if hangs {
+            holder.signal(libc::SIGCONT);
+        }
+        assert!(!hangs, "{what} has not returned after {CALL_LIMIT:?}");
+        let said = caller.succeed(PATIENCE);
+        if succeeds {
+            assert_eq!(said.trim(), "ok", "{what}");
+        } else {
+            assert_eq!(said.trim(), format!("locked {}", holder.id()), "{what}");
+        }
+        holder.signal(libc::SIGCONT);
+        holder.succeed(PATIENCE);
+        let expected = if call == "clear" { 1 } else { records + 1 };
+        assert_eq!(db.len().expect("len"), expected, "{what}");
+        db.put(b"large by a third", &[3; 500_000]).expect("a large put");
+        lab::demand_clean(&db, &format!("after {what}"));
+        // Twice, since the first one may find the other log still needed.
+        for _ in 0..2 {
+            let before = db.stat().expect("stat").checkpoints;
+            db.checkpoint().expect("the next checkpoint");
+            assert!(db.stat().expect("stat").checkpoints > before, "{what}: none was written");
+        }
+        assert_eq!(db.stat().expect("stat").log_bytes, 0, "{what}");
+        lab::demand_clean(&db, &format!("after {what} and checkpoints"));
+        db.close().expect("close");
+        let db = Db::open(lab.database()).expect("open at rest");
+        assert_eq!(db.len().expect("len"), expected + 1, "{what}: at rest");
+    }
 }
 
 /// A check may take minutes; here one takes until told, before there is a log.

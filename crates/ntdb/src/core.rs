@@ -215,8 +215,9 @@ impl Core {
     /// The error of a lock that was not to be had.
     #[cold]
     pub fn locked(&self, what: &'static str, owner: Option<SlotId>, waited: Duration) -> Error {
+        let own = owner.is_some() && owner == self.session_if_any().map(|session| session.slot);
         let owner = owner.map_or(0, |slot| self.pid_of(slot));
-        Error::Locked { path: self.path.clone(), what, owner, waited }
+        Error::Locked { path: self.path.clone(), what, owner, own, waited }
     }
 
     /// Whether changes go to a redo log.

@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::storage::file;
+
 /// A `Result` whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -76,7 +78,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A lock was not to be had within the lock time-out.
-    #[error("{path}: {what} was not free within {waited:.1?}; it is held by process {owner}; wait, raise the lock time-out, or see to that process", path = path.display())]
+    #[error("{path}: {what} was not free {within}{advice}", path = path.display(), within = within(*waited), advice = holder(*owner, *own))]
     Locked {
         /// The database.
         path: PathBuf,
@@ -84,6 +86,9 @@ pub enum Error {
         what: &'static str,
         /// Process id of the holder as it sees itself (0 if unknown).
         owner: u32,
+        /// Whether that is this process: another of its threads holds the lock. (Process ids do not tell: processes of two
+        /// containers may have the same.)
+        own: bool,
         /// How long the caller waited.
         waited: Duration,
     },
@@ -94,7 +99,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// The process may not do this with the file or its companions.
-    #[error("{path}: permission denied to {action}: {source}", path = path.display())]
+    #[error("{path}: {reason}", path = path.display(), reason = denied(path, action, source))]
     Permission {
         /// The file.
         path: PathBuf,
@@ -171,10 +176,12 @@ pub enum Error {
         reason: String,
     },
     /// Others use the database, or this process does, and what was asked for needs it for itself.
-    #[error("{path}: in use; close it everywhere first", path = path.display())]
+    #[error("{path}: in use{by}; close it everywhere first", path = path.display(), by = used_by(processes))]
     InUse {
         /// The database.
         path: PathBuf,
+        /// Process ids of those who use it, each as it sees itself; empty if they cannot be told.
+        processes: Vec<u32>,
     },
     /// Other processes use the database, but their shared-memory file cannot be reached.
     #[error("{path}: in use by other processes, but their shared-memory file {shm} is not there ({reason}); close the database everywhere and open it again", path = path.display(), shm = shm.display())]
@@ -229,6 +236,67 @@ pub enum Error {
         /// What would be possible.
         reason: String,
     },
+}
+
+/// "within" so much time, as exactly as a person wants to know it.
+fn within(waited: Duration) -> String {
+    match waited.as_millis() {
+        0 => "at once".into(),
+        millis @ 1..1000 => format!("within {millis} ms"),
+        1000..10_000 => format!("within {:.1} s", waited.as_secs_f64()),
+        _ => format!("within {} s", waited.as_secs()),
+    }
+}
+
+/// Who holds a lock, and what to do about it.
+fn holder(owner: u32, own: bool) -> String {
+    match (owner, own) {
+        (_, true) => {
+            "; another thread of this process holds it; wait, or raise the lock time-out".into()
+        }
+        (0, _) => "; wait, or raise the lock time-out".into(),
+        (owner, _) => format!(
+            "; it is held by process {owner}; wait, raise the lock time-out, or see to that process"
+        ),
+    }
+}
+
+/// By whom a database is used.
+fn used_by(processes: &[u32]) -> String {
+    const TELL: usize = 10;
+    let mut ids: Vec<String> = processes.iter().take(TELL).map(u32::to_string).collect();
+    if processes.len() > TELL {
+        ids.push("...".into());
+    }
+    match processes.len() {
+        0 => String::new(),
+        1 => format!(" by process {}", ids[0]),
+        _ => format!(" by processes {}", ids.join(", ")),
+    }
+}
+
+/// What the system does not allow, and what to do about it. For what happens to the name of a file its directory counts.
+fn denied(path: &Path, action: &str, source: &io::Error) -> String {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let dir = parent.unwrap_or(Path::new(".")).display();
+    let is_about_the_name = action.starts_with("create") || action.starts_with("remove");
+    let user = file::effective_user();
+    match source.raw_os_error() {
+        Some(libc::EROFS) => {
+            format!("cannot {action}: {dir} is on a read-only file system; mount that for writing")
+        }
+        Some(libc::EACCES) if is_about_the_name => format!(
+            "permission denied to {action}: the directory {dir} may not be written by uid {user}; \
+             run as its owner, or change its mode"
+        ),
+        Some(libc::EACCES) => format!(
+            "permission denied to {action}: uid {user} may not; run as its owner, or change its \
+             mode or that of a directory on the way to it"
+        ),
+        _ => format!(
+            "permission denied to {action} ({source}); see whether it is marked immutable (lsattr)"
+        ),
+    }
 }
 
 impl Error {

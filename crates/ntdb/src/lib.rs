@@ -20,12 +20,24 @@
 //! # }
 //! ```
 //!
-//! Start with [`Db`] and [`Options`]. How it works is told in `docs/architecture.md`; the files are described byte for
-//! byte in `docs/format.md`. The modules, from the top: `api` (what users see), `environment` (attaching, recovery,
-//! closing), `checkpoint`, `transaction` (changes that survive their maker), `index` (the hash), `log`, `space`,
-//! `core` (mapped data and shared state), `shm`, `page`, `storage`.
+//! | to | see |
+//! | --- | --- |
+//! | open, read, write, iterate, lock keys | [`Db`] |
+//! | choose page size, durability, time-outs and the like | [`Options`] |
+//! | know what a write promises when it returns | [`Durability`] |
+//! | stop an iteration and resume it later, also elsewhere | [`Cursor`] |
+//! | change a value by what it is, against everybody else | [`Db::lock`], [`KeyLock`] |
+//! | tell errors apart | [`Error`] |
+//! | look at a database from outside | [`Db::stat`], [`Db::check`] |
+//! | copy what can still be read of a damaged one | [`salvage`](fn@salvage) |
+//!
+//! How it works is told in `docs/architecture.md`; the files are described byte for byte in
+//! `docs/format.md`.
 #![deny(missing_docs)]
 
+// From the top: `api` (what users see), `environment` (attaching, recovery, closing), `checkpoint`,
+// `transaction` (changes that survive their maker), `index` (the hash), `log`, `space`, `core` (mapped
+// data and shared state), `shm`, `page`, `storage`.
 mod api;
 mod checkpoint;
 mod copy;

@@ -14,7 +14,9 @@ pub enum Durability {
     /// database is what it was at some recent instant, never a mixture. The default.
     #[default]
     Relaxed,
-    /// Also on disk: the operation waits for a sync, which it shares with all who wait.
+    /// Also on disk: the operation waits for a sync, which it shares with all who wait. One that
+    /// changes nothing ([`Db::insert`](crate::Db::insert) of a key that is present, say) waits until
+    /// what it has seen is on disk.
     Durable,
 }
 
@@ -126,8 +128,9 @@ impl Options {
         self
     }
 
-    /// Addresses to reserve for the mapping, in bytes; 0 chooses. A smaller reservation is mapped
-    /// anew as the file grows past it.
+    /// Addresses to reserve for the mapping, in bytes: that is no memory, but counts for `ulimit -v`. A
+    /// file that grows past them is mapped anew. Default, also for 0: 256 GiB, or less where so much
+    /// is not to be had.
     pub fn address_space(&mut self, bytes: u64) -> &mut Self {
         self.address_space = bytes;
         self
@@ -164,7 +167,7 @@ impl Options {
     }
 
     /// Redo log size, in bytes, at which a checkpoint starts (or half the data file, whichever is
-    /// larger).
+    /// larger). Default: 64 MiB.
     pub fn checkpoint_log_bytes(&mut self, bytes: u64) -> &mut Self {
         self.checkpoint_log_bytes = bytes;
         self

@@ -40,12 +40,18 @@ struct Report<'a> {
     value_bytes: usize,
     in_memory: bool,
     synced: bool,
-    page_bytes: u32,
+    durable: bool,
+    page_size: u32,
     phases: &'a [Phase],
 }
 
 /// Runs the eight phases.
 pub fn run(global: &GlobalOptions, args: &SpeedArgs) -> Result<(), Failure> {
+    if args.internal && global.durable {
+        let text =
+            "--durable: a database in memory (--internal) is on no disk; leave out one of them";
+        return Err(Failure::Usage(text.into()));
+    }
     let place = Place::new(args)?;
     let mut options = opening::options(global);
     opening::with_creation(options.create_new(true), &args.new);
@@ -65,8 +71,9 @@ pub fn run(global: &GlobalOptions, args: &SpeedArgs) -> Result<(), Failure> {
             },
             value_bytes: args.value_size,
             in_memory: args.internal,
-            synced: !args.no_sync,
-            page_bytes: db.stat()?.page_size,
+            synced: !args.no_sync && !args.internal,
+            durable: global.durable,
+            page_size: db.stat()?.page_size,
             phases: &phases,
         })?;
     }
@@ -273,6 +280,7 @@ impl Place {
             action: "make the temporary directory",
             source,
         })?;
+        remove_on_signal(dir.clone());
         let file = dir.join("speed.ntdb");
         Ok(Place::Temporary { dir, file })
     }
@@ -295,6 +303,50 @@ impl Drop for Place {
                 _ => {}
             }
         }
+    }
+}
+
+/// Sees to it that `dir` is removed, too, when a signal asks the program to end.
+///
+/// The signals are blocked for all threads, those to come included, and a thread waits for them;
+/// having removed the directory it lets the signal do what it does by default. One that is ignored
+/// (`nohup`) stays ignored.
+fn remove_on_signal(dir: PathBuf) {
+    // SAFETY: the sets and actions are plain memory that the calls fill in or read; a thread that
+    // blocks signals and waits for them touches nothing of other threads.
+    let signals = unsafe {
+        let mut signals: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut signals);
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &mut action);
+            if action.sa_sigaction == libc::SIG_DFL {
+                libc::sigaddset(&mut signals, signal);
+            }
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &signals, std::ptr::null_mut());
+        signals
+    };
+    let wait = move || {
+        let mut signal = 0;
+        // SAFETY: as above.
+        while unsafe { libc::sigwait(&signals, &mut signal) } != 0 {}
+        // The benchmark goes on, and may make a file between two steps of the removal.
+        let removed = (0..100).any(|_| fs::remove_dir_all(&dir).is_ok() || !dir.exists());
+        if !removed {
+            eprintln!("ntdb: {}: cannot remove; remove it by hand", dir.display());
+        }
+        // SAFETY: as above; raised in this thread, which then takes the default action.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            libc::raise(signal);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &signals, std::ptr::null_mut());
+        }
+    };
+    // Without the thread the signals must do what they did.
+    if std::thread::Builder::new().spawn(wait).is_err() {
+        // SAFETY: as above.
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &signals, std::ptr::null_mut()) };
     }
 }
 

@@ -15,6 +15,7 @@ struct Answer<'a> {
     records: u64,
     pages: u64,
     leaked_pages: u64,
+    spare_problems: u64,
     problems: &'a [String],
 }
 
@@ -28,6 +29,7 @@ pub fn run(global: &GlobalOptions, args: &InspectArgs) -> Result<(), Failure> {
             records: report.records,
             pages: report.pages,
             leaked_pages: report.leaked_pages,
+            spare_problems: report.spare_problems,
             problems: &report.problems,
         })?;
     } else {
@@ -47,6 +49,14 @@ pub fn run(global: &GlobalOptions, args: &InspectArgs) -> Result<(), Failure> {
     out.finish()?;
     if report.is_clean() {
         return Ok(());
+    }
+    if report.is_only_about_spares() {
+        return Err(Failure::Damaged(format!(
+            "{}: only what is there twice is damaged, as printed, and the other copy is whole: \
+             nothing is lost; whoever closes the database last (this command, if nobody else uses \
+             it and it may be written) writes it anew",
+            args.file.display()
+        )));
     }
     Err(Failure::Damaged(format!(
         "{}: damaged, as printed; restore a backup, or copy what can still be read with \

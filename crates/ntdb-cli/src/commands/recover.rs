@@ -32,6 +32,10 @@ pub fn run(global: &GlobalOptions, args: &RecoverArgs) -> Result<(), Failure> {
             "{}: already exists, and is left as it is; name a new file",
             path.display()
         )),
+        ntdb::Error::NotFound { path } => Failure::Wrong(format!(
+            "{}: no such file: nothing to recover there; check the path",
+            path.display()
+        )),
         error => error.into(),
     })?;
     drop(progress);

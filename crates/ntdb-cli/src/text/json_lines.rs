@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use base64::{DecodeError, Engine};
 use serde::de::{self, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -60,10 +60,22 @@ impl<'de> Deserialize<'de> for OwnedJsonBytes {
                 if map.next_key::<String>()?.is_some() {
                     return Err(de::Error::custom("more than one member beside \"base64\""));
                 }
-                STANDARD.decode(text).map(OwnedJsonBytes).map_err(de::Error::custom)
+                let decoded = STANDARD.decode(&text).map(OwnedJsonBytes);
+                decoded.map_err(|error| de::Error::custom(why_not_base64(&text, &error)))
             }
         }
         deserializer.deserialize_any(BytesVisitor)
+    }
+}
+
+fn why_not_base64(text: &str, error: &DecodeError) -> String {
+    match error {
+        DecodeError::InvalidByte(at, byte) if *byte != b'=' => {
+            // The byte may be the first of several that make a character.
+            let wrong = text.get(*at..).and_then(|rest| rest.chars().next()).unwrap_or('?');
+            format!("`{}` is no base64", wrong.escape_debug())
+        }
+        _ => "this is no base64: its end is missing, or the `=` there are wrong".to_string(),
     }
 }
 
@@ -124,7 +136,9 @@ mod tests {
             (r#"{"key":"a","value":1}"#, "expected a string"),
             (r#"{"key":"a","value":"b","ttl":3}"#, "unknown field `ttl`"),
             (r#"{"key":"a","key":"b","value":"c"}"#, "duplicate field `key`"),
-            (r#"{"key":"a","value":{"base64":"?"}}"#, "Invalid"),
+            (r#"{"key":"a","value":{"base64":"?"}}"#, "`?` is no base64"),
+            (r#"{"key":"a","value":{"base64":"YWé="}}"#, "`é` is no base64"),
+            (r#"{"key":"a","value":{"base64":"YW"}}"#, "its end is missing"),
             (r#"{"key":"a","value":{"hex":"00"}}"#, "unknown field `hex`"),
             (r#"{"key":"a","value":{}}"#, "missing field `base64`"),
             (r#"{"key":"a","value":"\ud800"}"#, "hex escape"),

@@ -30,6 +30,8 @@ pub fn run(args: &Args) -> Result<String, String> {
         "churn" => crowd::churn(args),
         "counter" => crowd::count(args),
         "once" => simple::once(args),
+        "timed" => simple::timed(args),
+        "thin-out" => simple::thin_out(args),
         "check" => simple::check(args),
         "hold-lock" => simple::hold_lock(args),
         "fork" => simple::fork(args),

@@ -65,6 +65,49 @@ pub fn once(args: &Args) -> Result<String, String> {
     Ok(format!("opened_us {}", opened.as_micros()))
 }
 
+/// Makes one call with a time-out, and says what came of it: "ok", or "locked" and the process that is named.
+///
+/// # Errors
+/// Any other error.
+pub fn timed(args: &Args) -> Result<String, String> {
+    let db = open(args)?;
+    let large = vec![5u8; 700_000];
+    let result = match args.text("call").expect("a call") {
+        "checkpoint" => db.checkpoint(),
+        "clear" => db.clear(),
+        "sync" => db.sync(),
+        "check" => match db.check() {
+            Ok(report) if !report.is_clean() => return Err(format!("{report:?}")),
+            result => result.map(drop),
+        },
+        "large" => db.put(b"large by another", &large),
+        "append" => db.append(b"large", &large).map(drop),
+        "lock" => db.lock(b"locked").map(drop),
+        other => return Err(format!("{other}: no such call")),
+    };
+    match result {
+        Ok(()) => Ok("ok".into()),
+        Err(Error::Locked { owner, .. }) => Ok(format!("locked {owner}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Deletes the records from 0 to `n`, but those that `keep` divides; says so; waits until told, and closes.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn thin_out(args: &Args) -> Result<String, String> {
+    let db = open(args)?;
+    let keep = args.get("keep", u32::MAX);
+    for n in (0..args.get("n", 0u32)).filter(|n| n % keep != 0) {
+        db.delete(&n.to_le_bytes()).map_err(|e| format!("delete: {e}"))?;
+    }
+    say("deleted");
+    wait_for_parent();
+    db.close().map_err(|e| format!("close: {e}"))?;
+    Ok("closed".into())
+}
+
 /// Checks the database.
 ///
 /// # Errors

@@ -10,18 +10,19 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::*;
-use std::time::Instant;
+use std::time::Duration;
 
 use crate::checkpoint::freeze::{Frozen, freeze};
 use crate::checkpoint::map::MapPages;
 use crate::checkpoint::publish;
-use crate::checkpoint::run::{CheckpointGuard, LogStartGuard};
+use crate::checkpoint::run::{CheckpointGuard, LogStartGuard, if_in_time};
 use crate::core::{Backing, Core};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::index::discard;
 use crate::index::locate::Root;
 use crate::index::walk::{self, Item};
+use crate::options::deadline_after;
 use crate::page::head::{Kind, prefix_of};
 use crate::page::header::{HEADER_BYTES, HEADER_COPY_PAGE, Header};
 use crate::space::{bits, retire};
@@ -42,12 +43,22 @@ pub struct CheckReport {
     pub leaked_pages: u64,
     /// Each damage, in words; empty if the database is whole.
     pub problems: Vec<String>,
+    /// How many of the problems concern what is there twice, a header or a meta page, of which the other one is whole:
+    /// nothing is lost, and the last user to close the database writes it anew.
+    pub spare_problems: u64,
 }
 
 impl CheckReport {
     /// Whether nothing is wrong.
     pub fn is_clean(&self) -> bool {
         self.problems.is_empty() && self.leaked_pages == 0
+    }
+
+    /// Whether something is wrong, but nothing that a user would miss: see [`CheckReport::spare_problems`].
+    pub fn is_only_about_spares(&self) -> bool {
+        !self.problems.is_empty()
+            && self.leaked_pages == 0
+            && self.spare_problems == self.problems.len() as u64
     }
 }
 
@@ -73,14 +84,14 @@ struct Moment {
     listed: Vec<(Run, &'static str)>,
 }
 
-/// Checks the database.
-pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<CheckReport> {
+/// Checks the database. Waits for locks for `limit` each, not counting the work in between.
+pub fn check(environment: &Environment, limit: Option<Duration>) -> Result<CheckReport> {
     environment.ensure_session()?;
     let core = &environment.core;
-    let guard = CheckpointGuard::lock(core, deadline)?;
+    let guard = CheckpointGuard::lock(core, limit)?;
     let moment = {
         let mut writer = loop {
-            let mut writer = Writer::lock(core, deadline)?;
+            let mut writer = Writer::lock(core, deadline_after(limit))?;
             if !discard::is_due(core) {
                 break writer;
             }
@@ -97,7 +108,7 @@ pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<Che
     crash_point("check.frozen");
     let mut checker = Checker {
         core,
-        deadline,
+        limit,
         moment: &moment,
         owner: vec![0; (moment.file_pages as usize).div_ceil(64)],
         value_pages: 0,
@@ -105,8 +116,8 @@ pub fn check(environment: &Environment, deadline: Option<Instant>) -> Result<Che
     };
     let result = checker.run();
     let report = checker.report;
-    // The hold on the frozen pages ends; nothing else was made.
-    publish::forget(core)?;
+    // The hold on the frozen pages ends; nothing else was made. The next holder of the lock does it if it cannot be done now.
+    if_in_time(publish::forget(core, limit))?;
     drop(guard);
     result.map(|()| report)
 }
@@ -133,7 +144,7 @@ fn copy_lists(core: &Core) -> Result<Vec<(Run, &'static str)>> {
 
 struct Checker<'c> {
     core: &'c Core,
-    deadline: Option<Instant>,
+    limit: Option<Duration>,
     moment: &'c Moment,
     /// Bit per page: something uses it.
     owner: Vec<u64>,
@@ -153,6 +164,13 @@ impl Checker<'_> {
         } else if self.report.problems.len() == TELL {
             self.report.problems.push("and more".into());
         }
+    }
+
+    /// Notes a problem of something of which there is another, whole one.
+    fn spare_problem(&mut self, text: String) {
+        let told = self.report.problems.len();
+        self.problem(text);
+        self.report.spare_problems += (self.report.problems.len() - told) as u64;
     }
 
     fn run(&mut self) -> Result<()> {
@@ -205,6 +223,7 @@ impl Checker<'_> {
     /// What is there twice: the header, and the meta page that is not the durable one. Nothing is lost with one of two.
     fn spares(&mut self) -> Result<()> {
         let core = self.core;
+        let mut headers = Vec::new();
         for page in [0, HEADER_COPY_PAGE] {
             let mut block = [0u8; HEADER_BYTES];
             if let Err(error) = core.page(PageNo(page)).map(|at| {
@@ -213,18 +232,27 @@ impl Checker<'_> {
             }) {
                 self.problem(in_words(error));
             } else if let Err(problem) = Header::decode(&block) {
-                self.problem(format!(
-                    "page {page}: {problem} (its copy is whole; the last close writes it anew)"
-                ));
+                headers.push((page, problem));
+            }
+        }
+        // The database has been opened with the header that is whole; if neither is any more, it was changed since.
+        match &headers[..] {
+            [(page, problem)] => self.spare_problem(format!(
+                "page {page}: {problem} (its copy is whole; the last close writes it anew)"
+            )),
+            both => {
+                for (page, problem) in both {
+                    self.problem(format!("page {page}: {problem} (nor is its copy whole)"));
+                }
             }
         }
         // No checkpoint writes a meta page meanwhile, and with this nobody starts a log.
-        let guard = LogStartGuard::lock(core, self.deadline)?;
+        let guard = LogStartGuard::lock(core, deadline_after(self.limit))?;
         let durable = core.control().checkpoint.durable_meta.load(Relaxed) & 1;
         let spare = publish::read_meta(core, 1 - durable);
         drop(guard);
         if let Err(Error::Corrupt { place, reason, .. }) = spare {
-            self.problem(format!(
+            self.spare_problem(format!(
                 "{place}: {reason} (the other meta page is whole; the last close, or a checkpoint, writes this one anew)"
             ));
         }

@@ -1,6 +1,7 @@
 //! The handle of an open database.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use crate::log::record::Op;
 use crate::options::{Durability, Options, deadline_after};
 use crate::shm::stripe::{Holder, thread_token};
 use crate::space::patience;
+use crate::storage::failpoint::crash_point;
 use crate::transaction::claim;
 use crate::transaction::large::{self, has_room};
 use crate::transaction::operation::{self, Condition};
@@ -52,7 +54,7 @@ use super::transaction::Transaction;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Db {
     /// Dropped first.
     opening: Arc<Opening>,
@@ -65,9 +67,20 @@ pub struct Db {
 /// What the clones of one handle share. The last of them waits for a checkpoint that runs in the background, which has a
 /// share of the environment: else it might be that checkpoint, in a thread that ends with the program, that would have to put the
 /// database to rest.
-#[derive(Debug)]
 struct Opening {
     environment: Arc<Environment>,
+}
+
+/// What the user has chosen, and nothing of the inside: that is long, and has the key of the hash in it.
+impl fmt::Debug for Db {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Db")
+            .field("path", &self.path())
+            .field("durability", &self.durability)
+            .field("lock_timeout", &self.lock_timeout)
+            .field("read_only", &self.read_only)
+            .finish()
+    }
 }
 
 impl Drop for Opening {
@@ -342,7 +355,7 @@ impl Db {
             let result = operate(&mut writer, &mut scratch.log, &mut scratch.record);
             let tail = self.core().control().writer.tail.load(Relaxed);
             drop(writer);
-            self.environment.after_change(tail);
+            self.environment.after_change(tail, self.lock_timeout);
             if scratch.record.capacity() > KEEP_SCRATCH_BYTES
                 || scratch.log.capacity() > KEEP_SCRATCH_BYTES
             {
@@ -366,7 +379,8 @@ impl Db {
         let lock = KeyLock::take(self, &mut hashes, Patience::Wait, deadline)?;
         let result = operate(deadline);
         drop(lock);
-        self.environment.after_change(self.core().control().writer.tail.load(Relaxed));
+        let tail = self.core().control().writer.tail.load(Relaxed);
+        self.environment.after_change(tail, self.lock_timeout);
         result
     }
 
@@ -498,7 +512,7 @@ impl Db {
 
     pub(crate) fn after_commit(&self, lsn: Lsn, durable: bool) -> Result<()> {
         let control = self.core().control();
-        self.environment.after_change(control.writer.tail.load(Relaxed));
+        self.environment.after_change(control.writer.tail.load(Relaxed), self.lock_timeout);
         if durable && self.core().is_logged() {
             return self.synced(lsn);
         }
@@ -527,13 +541,17 @@ impl Db {
         }
     }
 
-    /// Waits for what the handle promises of the change that ends at `lsn`.
+    /// Waits for what the handle promises of the change that ends at `lsn`, or of what an operation without a change has seen.
     #[inline]
     fn promise(&self, lsn: Option<Lsn>) -> Result<()> {
-        match (lsn, self.durability) {
-            (Some(lsn), Durability::Durable) => self.synced(lsn),
-            _ => Ok(()),
+        if self.durability != Durability::Durable {
+            return Ok(());
         }
+        // One that changes nothing has seen why not: that must not be lost either.
+        let seen = || Lsn(self.core().control().writer.applied.load(Acquire));
+        self.environment
+            .sync_to(lsn.unwrap_or_else(seen), self.deadline())
+            .map_err(|error| self.not_durable(error))
     }
 
     /// Waits until everything before `lsn` is durable.
@@ -591,7 +609,8 @@ impl Db {
         KeyLock::take(self, &mut hashes, Patience::Try, self.deadline())
     }
 
-    /// An iterator over all records, in the order of their hashes, as copies. It sees every record that is there throughout
+    /// An iterator over all records, as copies, in the order of their hashes (which tells nothing of the keys, but is the same
+    /// each time). It sees every record that is there throughout
     /// exactly once, whatever is written meanwhile, and holds nothing back between two records.
     pub fn iter(&self) -> Iter {
         Iter::new(self.clone(), Cursor::default())
@@ -603,7 +622,7 @@ impl Db {
     }
 
     /// Calls `f` with every record, borrowed, until it breaks; returns how many it was called for. As [`Db::iter`], but without
-    /// copies and in no particular order; pages are held back while `f` works through one bucket (some hundred records).
+    /// copies, and the some hundred records of one bucket come as they lie there, not by their hashes; pages are held back while `f` works through one bucket.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if a page on the way is damaged.
@@ -628,7 +647,7 @@ impl Db {
         Ok(self.len()? == 0)
     }
 
-    /// Deletes all records, at once for everybody.
+    /// Deletes all records, at once for everybody. Waits until nobody else holds a key lock.
     ///
     /// # Errors
     /// As [`Db::put`].
@@ -660,13 +679,14 @@ impl Db {
                 Some(lsn) => break lsn,
                 None => {
                     drop(writer);
-                    discard::finish(core)?;
+                    discard::finish(core, self.lock_timeout)?;
                 }
             }
         };
+        crash_point("clear.done");
         // It is done; if the pages cannot be given up now, others will.
-        let _ = discard::finish(core);
-        self.environment.after_change(lsn.0);
+        let _ = discard::finish(core, self.lock_timeout);
+        self.environment.after_change(lsn.0, self.lock_timeout);
         self.promise(Some(lsn))
     }
 
@@ -700,7 +720,7 @@ impl Db {
     /// As [`Db::sync`]; [`Error::ReadOnly`].
     pub fn checkpoint(&self) -> Result<()> {
         self.may_write()?;
-        self.environment.checkpoint(self.deadline())
+        self.environment.checkpoint(self.lock_timeout)
     }
 
     /// Facts about the database.
@@ -716,7 +736,7 @@ impl Db {
     /// # Errors
     /// [`Error::Locked`], or a system error. Damage is not an error but in the report.
     pub fn check(&self) -> Result<CheckReport> {
-        check::check(&self.environment, self.deadline())
+        check::check(&self.environment, self.lock_timeout)
     }
 
     /// A number that grows with every change by any process: the log sequence number, in bytes of redo log since the database
@@ -744,6 +764,35 @@ impl Db {
                 result
             }
             Err(_) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who is told durably that a key is there, or is not, relies on the change that made it so.
+    #[test]
+    fn a_durable_operation_without_a_change_makes_durable_what_it_saw() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = Db::create(dir.path().join("a.ntdb")).unwrap();
+        let durable = db.with_durability(Durability::Durable);
+        let log = &db.core().control().log;
+        let is_synced = || log.synced.load(Acquire) == db.change_counter().unwrap();
+        assert!(!durable.delete(b"key").unwrap());
+        let large = vec![1; 300_000];
+        let operations: [&dyn Fn() -> bool; 4] = [
+            &|| durable.insert(b"key", b"other").unwrap(),
+            &|| durable.replace(b"absent", b"value").unwrap(),
+            &|| durable.delete(b"absent").unwrap(),
+            &|| durable.insert(b"key", &large).unwrap(),
+        ];
+        for (n, operation) in operations.iter().enumerate() {
+            db.put(b"key", b"value").unwrap();
+            assert!(!is_synced(), "operation {n} has nothing to do");
+            assert!(!operation(), "operation {n} has changed something");
+            assert!(is_synced(), "operation {n}");
         }
     }
 }

@@ -5,6 +5,7 @@
 //! position is a hash and, among equal hashes, a key; it stays valid for ever, also in another process.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::ops::ControlFlow;
 
 use crate::core::Core;
@@ -71,7 +72,6 @@ impl Cursor {
 const KEEP_VALUE_BYTES: usize = 4096;
 
 /// A record of the bucket that is being iterated.
-#[derive(Debug)]
 struct Pending {
     hash: u64,
     key: Vec<u8>,
@@ -80,7 +80,6 @@ struct Pending {
 }
 
 /// An iterator over all records; see [`Db::iter`]. After an error it ends.
-#[derive(Debug)]
 pub struct Iter {
     db: Db,
     /// Where the next bucket begins; `None` at the end.
@@ -89,6 +88,12 @@ pub struct Iter {
     pending: VecDeque<Pending>,
     /// Ended by an error: there may be more records.
     failed: bool,
+}
+
+impl fmt::Debug for Iter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Iter").field("db", &self.db).finish_non_exhaustive()
+    }
 }
 
 impl Iter {

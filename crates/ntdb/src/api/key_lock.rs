@@ -4,6 +4,7 @@
 //! finished then, and everybody later sees the stripe.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
@@ -22,7 +23,6 @@ use super::db::Db;
 ///
 /// It belongs to the thread that took it and cannot be sent to another. In a forked child it means nothing, and dropping it
 /// there does nothing.
-#[derive(Debug)]
 pub struct KeyLock<'db> {
     db: &'db Db,
     /// The stripes, in ascending order.
@@ -31,6 +31,12 @@ pub struct KeyLock<'db> {
     is_counted: bool,
     /// Stripes are held by threads.
     not_send: PhantomData<*const ()>,
+}
+
+impl fmt::Debug for KeyLock<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyLock").field("db", self.db).finish_non_exhaustive()
+    }
 }
 
 /// The stripe of a hash.

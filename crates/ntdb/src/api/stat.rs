@@ -61,7 +61,8 @@ pub struct Stat {
     pub process_list: Vec<ProcessStat>,
     /// The process whose reader holds back the oldest pages, if any reads just now.
     pub oldest_reader: Option<u32>,
-    /// Eras since that reader began; pages replaced since then cannot be re-used.
+    /// How many eras ago that reader began. An era is sixteen replacements of pages long, and nothing that was replaced since
+    /// can be re-used: a number that keeps growing is a reader that makes the file grow.
     pub oldest_reader_age: u64,
 }
 

@@ -7,9 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use crate::core::Core;
 use crate::error::Result;
+use crate::options::deadline_after;
 use crate::page::head::{HEAD_BYTES, Kind, PageHead};
 use crate::page::map::{self, group_pages, index_entries};
 use crate::page::meta;
@@ -95,12 +97,14 @@ pub struct MapBuilder<'c> {
     new: BTreeMap<u32, PageNo>,
     /// Bits still to be changed because map pages themselves move.
     pending: Vec<(Run, bool)>,
+    /// How long to wait for the writer lock each time.
+    limit: Option<Duration>,
 }
 
 impl<'c> MapBuilder<'c> {
     /// Begins with the map of the last checkpoint.
-    pub fn new(core: &'c Core, old: MapPages) -> MapBuilder<'c> {
-        MapBuilder { core, old, new: BTreeMap::new(), pending: Vec::new() }
+    pub fn new(core: &'c Core, old: MapPages, limit: Option<Duration>) -> MapBuilder<'c> {
+        MapBuilder { core, old, new: BTreeMap::new(), pending: Vec::new(), limit }
     }
 
     /// Marks pages used or free.
@@ -143,7 +147,7 @@ impl<'c> MapBuilder<'c> {
             return Ok(page);
         }
         let core = self.core;
-        let number = take_page(core)?;
+        let number = take_page(core, self.limit)?;
         let base = core.page(number)?;
         // SAFETY: taken just now: nobody else uses it.
         unsafe {
@@ -191,7 +195,7 @@ impl<'c> MapBuilder<'c> {
                 if index.len() >= wanted {
                     break;
                 }
-                let page = take_page(core)?;
+                let page = take_page(core, self.limit)?;
                 self.mark(Run { first: page, len: 1 }, true)?;
                 index.push(page);
             }
@@ -246,8 +250,8 @@ impl<'c> MapBuilder<'c> {
 }
 
 /// Takes a page for the running checkpoint, and lists it in the same step.
-fn take_page(core: &Core) -> Result<PageNo> {
-    let mut writer = Writer::lock(core, None)?;
+fn take_page(core: &Core, limit: Option<Duration>) -> Result<PageNo> {
+    let mut writer = Writer::lock(core, deadline_after(limit))?;
     let made = &core.control().checkpoint_made;
     let index = made.len.load(Relaxed);
     core.shm.grow(made, (index + 1) * 8).map_err(|e| core.io("grow the shared state", e))?;

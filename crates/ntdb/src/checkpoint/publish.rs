@@ -1,11 +1,13 @@
 //! Meta pages: reading, writing, and making one the durable one.
 
 use std::sync::atomic::Ordering::*;
+use std::time::{Duration, Instant};
 
 use crate::core::Core;
 use crate::error::Result;
 use crate::log::file::{LOG_HEADER_BYTES, LogHeader};
 use crate::log::flush::{Logs, check_poison, poison};
+use crate::options::deadline_after;
 use crate::page::meta::{META_PAGES, Meta};
 use crate::shm::layout::phase;
 use crate::storage::failpoint::crash_point;
@@ -47,7 +49,7 @@ pub fn sync_data(core: &Core) -> Result<()> {
 }
 
 /// Publishes `meta`, whose pages are written but not synced, and finishes the checkpoint.
-pub fn publish(core: &Core, meta: &Meta) -> Result<()> {
+pub fn publish(core: &Core, meta: &Meta, limit: Option<Duration>) -> Result<()> {
     let control = core.control();
     crash_point("publish.begin");
     sync_data(core)?;
@@ -59,11 +61,11 @@ pub fn publish(core: &Core, meta: &Meta) -> Result<()> {
     }
     control.checkpoint.phase.store(phase::PUBLISHING, Release);
     crash_point("publish.image");
-    complete(core, &bytes, meta)
+    complete(core, &bytes, meta, limit)
 }
 
 /// Writes the meta page of a checkpoint whose data is on disk, and finishes it; once or again.
-fn complete(core: &Core, bytes: &[u8], meta: &Meta) -> Result<()> {
+fn complete(core: &Core, bytes: &[u8], meta: &Meta, limit: Option<Duration>) -> Result<()> {
     let control = core.control();
     let words = &control.checkpoint;
     let durable = words.durable_meta.load(Relaxed) & 1;
@@ -74,7 +76,7 @@ fn complete(core: &Core, bytes: &[u8], meta: &Meta) -> Result<()> {
     let mut kept: Vec<u32> = new.all().map(|page| page.0).collect();
     kept.sort_unstable();
 
-    let mut writer = Writer::lock(core, None)?;
+    let mut writer = Writer::lock(core, deadline_after(limit))?;
     let log = &control.log;
     let mut step = Step::begin(&mut writer);
     let now = core.epoch();
@@ -120,9 +122,9 @@ pub fn write_second(core: &Core) -> Result<()> {
 }
 
 /// Forgets a checkpoint that did not reach its publication.
-pub fn forget(core: &Core) -> Result<()> {
+pub fn forget(core: &Core, limit: Option<Duration>) -> Result<()> {
     let control = core.control();
-    let mut writer = Writer::lock(core, None)?;
+    let mut writer = Writer::lock(core, deadline_after(limit))?;
     let mut step = Step::begin(&mut writer);
     let made = &control.checkpoint_made;
     let now = core.epoch();
@@ -139,15 +141,15 @@ pub fn forget(core: &Core) -> Result<()> {
     Ok(())
 }
 
-/// Finishes or forgets the checkpoint of a dead owner. The caller holds the checkpoint lock.
-pub fn repair(core: &Core) -> Result<()> {
+/// Finishes or forgets the checkpoint of an owner that died or gave up. The caller holds the checkpoint lock.
+pub fn repair(core: &Core, limit: Option<Duration>) -> Result<()> {
     match core.control().checkpoint.phase.load(Acquire) {
         phase::IDLE => Ok(()),
-        phase::WRITING => forget(core),
+        phase::WRITING => forget(core, limit),
         _ => {
             check_poison(core)?;
             let mut bytes = vec![0u8; core.page_size];
-            // SAFETY: the image area holds the largest page, and its last writer is dead.
+            // SAFETY: the image area holds the largest page, and nobody but the holder of the lock writes it.
             unsafe {
                 let image = core.shm.checkpoint_image();
                 std::ptr::copy_nonoverlapping(image, bytes.as_mut_ptr(), bytes.len());
@@ -155,13 +157,19 @@ pub fn repair(core: &Core) -> Result<()> {
             let meta = Meta::decode(&bytes)
                 .map_err(|problem| core.corrupt_shm(&format!("checkpoint image: {problem}")))?;
             crash_point("repair.checkpoint.complete");
-            complete(core, &bytes, &meta)
+            complete(core, &bytes, &meta, limit)
         }
     }
 }
 
 /// Creates the first log file, and a meta page that names it. The caller holds the lock for that.
-pub fn start_log(core: &Core, logs: &Logs, base: &[u8], shm_id: u64) -> Result<()> {
+pub fn start_log(
+    core: &Core,
+    logs: &Logs,
+    base: &[u8],
+    shm_id: u64,
+    deadline: Option<Instant>,
+) -> Result<()> {
     let control = core.control();
     let log = &control.log;
     if log.exists.load(Acquire) == 1 {
@@ -171,7 +179,8 @@ pub fn start_log(core: &Core, logs: &Logs, base: &[u8], shm_id: u64) -> Result<(
     let salt = control.writer.salt.load(Acquire);
     let header = LogHeader { uuid: logs.uuid, start, salt, previous_salt: 0 };
     crash_point("log.start.begin");
-    let room = logs.create(core, 0, header)?.allocated_bytes() - LOG_HEADER_BYTES as u64;
+    let room =
+        logs.create_unless_there(core, 0, header)?.allocated_bytes() - LOG_HEADER_BYTES as u64;
     let words = &control.checkpoint;
     let durable = words.durable_meta.load(Relaxed) & 1;
     let mut meta = read_meta(core, durable)?;
@@ -183,7 +192,7 @@ pub fn start_log(core: &Core, logs: &Logs, base: &[u8], shm_id: u64) -> Result<(
     meta.shm_id = shm_id;
     write_meta(core, 1 - durable, &meta.encode(core.page_size as u32))?;
 
-    let mut writer = Writer::lock(core, None)?;
+    let mut writer = Writer::lock(core, deadline)?;
     let mut step = Step::begin(&mut writer);
     let shared = |word: &std::sync::atomic::AtomicU32| core.shm.offset_of(word) | IN_SHM;
     step.store(shared(&words.durable_meta), 4, 1, (1 - durable) as u64);

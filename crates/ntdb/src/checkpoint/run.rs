@@ -1,20 +1,22 @@
 //! Running a checkpoint.
 
 use std::sync::atomic::Ordering::*;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::core::{Backing, Core};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::index::discard;
 use crate::index::locate::Root;
 use crate::index::walk::{self, Side};
 use crate::log::flush::{Logs, check_poison};
+use crate::options::deadline_after;
 use crate::page::map::group_pages;
 use crate::page::meta::{META_PAGES, Meta};
 use crate::shm::layout::phase;
 use crate::shm::lock::Acquired;
 use crate::space::{patience, retire};
 use crate::storage::failpoint::crash_point;
+use crate::transaction::claim;
 use crate::transaction::writer::Writer;
 use crate::types::{Epoch, Lsn, SlotId};
 
@@ -42,47 +44,50 @@ pub struct CheckpointGuard<'a> {
 }
 
 impl<'a> CheckpointGuard<'a> {
-    /// Waits for the lock.
-    pub fn lock(core: &'a Core, deadline: Option<Instant>) -> Result<CheckpointGuard<'a>> {
+    /// Waits for the lock, and for others that it needs, for `limit` each.
+    pub fn lock(core: &'a Core, limit: Option<Duration>) -> Result<CheckpointGuard<'a>> {
         let begin = Instant::now();
         let lock = &core.control().checkpoint_lock;
-        match lock.acquire(core.slot(), deadline, &|slot| core.is_alive(slot)) {
+        match lock.acquire(core.slot(), deadline_after(limit), &|slot| core.is_alive(slot)) {
             Ok(Acquired::Clean) => {}
             Ok(Acquired::OwnerDied(slot)) => core.suspect(slot),
             Err(timed_out) => {
                 return Err(core.locked("the checkpoint", timed_out.owner, begin.elapsed()));
             }
         }
-        Self::repaired(core)
+        Self::repaired(core, limit)
     }
 
     /// Takes the lock if it is free.
-    pub fn try_lock(core: &'a Core) -> Result<Option<CheckpointGuard<'a>>> {
+    pub fn try_lock(
+        core: &'a Core,
+        limit: Option<Duration>,
+    ) -> Result<Option<CheckpointGuard<'a>>> {
         if core.control().checkpoint_lock.acquire_if_free(core.slot()) {
-            Self::repaired(core).map(Some)
+            Self::repaired(core, limit).map(Some)
         } else {
             Ok(None)
         }
     }
 
     /// Takes over the lock of a process that is known to be dead, if it holds it.
-    pub fn take_over(core: &'a Core, dead: SlotId) -> Result<()> {
+    pub fn take_over(core: &'a Core, dead: SlotId, limit: Option<Duration>) -> Result<()> {
         if core.control().checkpoint_lock.take_over(core.slot(), dead) {
-            Self::repaired(core)?;
+            Self::repaired(core, limit)?;
         }
         Ok(())
     }
 
-    fn repaired(core: &'a Core) -> Result<CheckpointGuard<'a>> {
+    fn repaired(core: &'a Core, limit: Option<Duration>) -> Result<CheckpointGuard<'a>> {
         let guard = CheckpointGuard { core };
-        // Not only after a death: an owner that failed may not even have been able to clean up.
+        // Not only after a death: an owner that failed, or whose time was up, may not even have been able to clean up.
         let phase = &core.control().checkpoint.phase;
         if phase.load(Acquire) != phase::IDLE {
             // Its last step may be noted and not carried out, which the next to hold the writer lock does. Before that, what is
             // seen here may be half old, half new.
-            drop(Writer::lock(core, None)?);
+            drop(Writer::lock(core, deadline_after(limit))?);
             if phase.load(Acquire) != phase::IDLE {
-                publish::repair(core)?;
+                publish::repair(core, limit)?;
             }
         }
         Ok(guard)
@@ -108,7 +113,15 @@ pub enum Purpose {
 }
 
 /// Runs a checkpoint; the caller holds the lock. Returns the number of pages that the file needs.
-pub fn run(context: &Context, _guard: &CheckpointGuard, purpose: Purpose) -> Result<u32> {
+///
+/// Waits for other locks for `limit` each, not counting the work in between, which may take long. If that is up, what is
+/// there of the checkpoint is left as a death would leave it, for the next one to forget or to finish.
+pub fn run(
+    context: &Context,
+    _guard: &CheckpointGuard,
+    purpose: Purpose,
+    limit: Option<Duration>,
+) -> Result<u32> {
     let core = context.core;
     if core.backing != Backing::Shared {
         return Ok(core.control().readers.file_pages.load(Acquire));
@@ -116,40 +129,55 @@ pub fn run(context: &Context, _guard: &CheckpointGuard, purpose: Purpose) -> Res
     check_poison(core)?;
     if purpose == Purpose::Periodic {
         // From now on nobody but the holder of the checkpoint lock writes a meta page (see `start_log`).
-        start_log(context, None)?;
+        start_log(context, deadline_after(limit))?;
     }
     crash_point("checkpoint.begin");
-    let limit = patience::limit(core);
+    // Of a large operation that failed, whose chunks would keep the log from being re-used.
+    claim::abandon_left(core, limit)?;
+    let growth_limit = patience::limit(core);
     let frozen = {
-        let mut writer = Writer::lock(core, None)?;
+        let mut writer = Writer::lock(core, deadline_after(limit))?;
         let frozen = freeze(&mut writer, true)?;
-        core.control().checkpoint.growth_limit.store(limit, Relaxed);
+        core.control().checkpoint.growth_limit.store(growth_limit, Relaxed);
         frozen
     };
-    let result = write_and_publish(context, &frozen, purpose);
+    let result = write_and_publish(context, &frozen, purpose, limit);
     if result.is_err() && core.control().checkpoint.phase.load(Acquire) == phase::WRITING {
         // If even this fails, the next holder of the lock tries again.
-        let _ = publish::forget(core);
+        let _ = publish::forget(core, limit);
     }
     let used_end = result?;
     // So that nobody who needs a page has to look for what is free now.
-    discard::finish(core)?;
-    retire::settle(core)?;
+    if_in_time(discard::finish(core, limit))?;
+    if_in_time(retire::settle(core, limit))?;
     Ok(used_end)
 }
 
-fn write_and_publish(context: &Context, frozen: &Frozen, purpose: Purpose) -> Result<u32> {
+/// The result of something that others do as well if a lock is not to be had in time.
+pub fn if_in_time(result: Result<()>) -> Result<()> {
+    match result {
+        Err(Error::Locked { .. }) => Ok(()),
+        result => result,
+    }
+}
+
+fn write_and_publish(
+    context: &Context,
+    frozen: &Frozen,
+    purpose: Purpose,
+    limit: Option<Duration>,
+) -> Result<u32> {
     let core = context.core;
     let control = core.control();
     let log = &control.log;
     let logged = log.exists.load(Acquire) == 1;
     if logged {
-        context.logs.flush_to(core, frozen.lsn, None)?;
+        context.logs.flush_to(core, frozen.lsn, deadline_after(limit))?;
     }
     crash_point("checkpoint.flushed");
     let durable = control.checkpoint.durable_meta.load(Relaxed);
     let before = publish::read_meta(core, durable)?;
-    let map = write_map(core, &before, frozen)?;
+    let map = write_map(core, &before, frozen, limit)?;
     crash_point("checkpoint.map.written");
 
     let file_pages = control.readers.file_pages.load(Acquire);
@@ -188,15 +216,20 @@ fn write_and_publish(context: &Context, frozen: &Frozen, purpose: Purpose) -> Re
         meta.base_path = context.base.to_vec();
         meta.shm_id = context.shm_id;
     }
-    publish::publish(core, &meta)?;
+    publish::publish(core, &meta, limit)?;
     Ok(used_end)
 }
 
 /// Derives the map, and seals the pages that are new since the last checkpoint.
-fn write_map(core: &Core, before: &Meta, frozen: &Frozen) -> Result<MapPages> {
+fn write_map(
+    core: &Core,
+    before: &Meta,
+    frozen: &Frozen,
+    limit: Option<Duration>,
+) -> Result<MapPages> {
     let old_root = Root::from_word(before.root);
     let old = MapPages::load(core, before.map_levels, &before.map_pages)?;
-    let mut builder = MapBuilder::new(core, old);
+    let mut builder = MapBuilder::new(core, old, limit);
     walk::diff(core, old_root, frozen.root, Side::Old, &mut |item| builder.mark(item.run, false))?;
     crash_point("checkpoint.map.cleared");
     let since: Epoch = before.epoch;
@@ -239,7 +272,7 @@ pub fn start_log(context: &Context, deadline: Option<Instant>) -> Result<()> {
     let _guard = LogStartGuard::lock(core, deadline)?;
     // If somebody died while announcing a log, it is announced after this.
     drop(Writer::lock(core, deadline)?);
-    publish::start_log(core, context.logs, context.base, context.shm_id)
+    publish::start_log(core, context.logs, context.base, context.shm_id, deadline)
 }
 
 /// The lock under which the log is started. Who has it and the checkpoint lock may read both meta pages.

@@ -148,6 +148,7 @@ fn open_found(
                 path: path.to_path_buf(),
                 what: "the attach lock (somebody opens, recovers or closes the database)",
                 owner: 0,
+                own: false,
                 waited: begin.elapsed(),
             });
         }
@@ -336,7 +337,7 @@ impl Opening<'_> {
         if ofd.identity() != self.id {
             return Err(self.io("open the database", std::io::Error::other("replaced meanwhile")));
         }
-        take_slot(core, ofd)
+        take_slot(core, ofd, self.options.lock_timeout)
     }
 }
 
@@ -352,7 +353,7 @@ pub fn attach_child(environment: &Environment) -> Result<()> {
         Backing::Memory | Backing::Private => {
             let before = core.session().slot;
             core.set_session(private_session(core)?);
-            repair::repair_slot(core, before)?;
+            repair::repair_slot(core, before, None)?;
             go_fenceless(core)
         }
         Backing::Shared | Backing::SharedReadOnly => {
@@ -374,7 +375,7 @@ pub fn attach_child(environment: &Environment) -> Result<()> {
             if is_at_rest(core) {
                 return Err(Error::Forked { path: core.path.clone() });
             }
-            take_slot(core, ofd)?;
+            take_slot(core, ofd, None)?;
             if let Some(ofd) = &core.session().ofd {
                 ofd.unlock(ATTACH).map_err(|e| core.io("unlock the database", e))?;
             }

@@ -27,7 +27,9 @@ use super::{Environment, create, logs};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes that the last one out moves towards the front of the file, so that nobody waits long for it.
 const MOVE_BYTES_MAX: u64 = 16 << 20;
-/// So many pages less are worth a second checkpoint.
+/// How often things are moved: what had no room at first may have some where others have been.
+const MOVES: u32 = 3;
+/// So many pages less are worth another checkpoint.
 const GAIN_PAGES_MIN: u32 = 8;
 
 impl Environment {
@@ -71,25 +73,31 @@ impl Environment {
         let core = &self.core;
         let control = core.control();
         let poisoned = control.readers.poison.load(Acquire) != 0;
-        let unchanged = control.writer.tail.load(Acquire)
-            == control.checkpoint.durable_lsn.load(Acquire)
-            && control.log.exists.load(Acquire) == 0;
         if poisoned {
             // What memory holds may not be on disk; recovery decides, with the companions in place.
             return crate::log::flush::check_poison(core);
         }
+        let readers = ofd
+            .is_locked_by_other(READER, LockKind::Exclusive)
+            .map_err(|e| core.io("look for readers", e))?;
+        // Whoever died last, or closed beside readers, has not cut the file.
+        let unchanged = control.writer.tail.load(Acquire)
+            == control.checkpoint.durable_lsn.load(Acquire)
+            && control.log.exists.load(Acquire) == 0
+            && control.checkpoint.after_crash.load(Acquire) == 0
+            && (readers || !self.is_longer_than_its_state()?);
         if !unchanged {
             let guard = CheckpointGuard::lock(core, None)?;
-            let mut used_end = run::run(&self.context(), &guard, Purpose::Rest)?;
+            let mut used_end = run::run(&self.context(), &guard, Purpose::Rest, None)?;
             crash_point("close.checkpointed");
-            let readers = ofd
-                .is_locked_by_other(READER, LockKind::Exclusive)
-                .map_err(|e| core.io("look for readers", e))?;
-            if !readers && let Some(limit) = worth_moving(core, used_end) {
+            for _ in 0..MOVES {
+                let Some(limit) = worth_moving(core, used_end).filter(|_| !readers) else { break };
                 // Now that nothing is held any more: towards the front, and a checkpoint of that.
-                relocate::relocate(core, limit)?;
+                if !relocate::relocate(core, limit)? {
+                    break;
+                }
                 crash_point("close.moved");
-                used_end = run::run(&self.context(), &guard, Purpose::Rest)?;
+                used_end = run::run(&self.context(), &guard, Purpose::Rest, None)?;
                 crash_point("close.moved.checkpointed");
             }
             drop(guard);
@@ -118,6 +126,18 @@ impl Environment {
             .map_err(|e| Error::from_io(&self.companions.shm, "remove", e))?;
         crash_point("close.removed");
         Ok(())
+    }
+}
+
+impl Environment {
+    /// Whether the file has pages behind those that the durable state speaks of.
+    fn is_longer_than_its_state(&self) -> Result<bool> {
+        let core = &self.core;
+        let len = data_file(core).len().map_err(|e| core.io("measure the data file", e))?;
+        let durable = core.control().checkpoint.durable_meta.load(Acquire);
+        // One that cannot be read is for the next user to report.
+        Ok(publish::read_meta(core, durable)
+            .is_ok_and(|meta| len > meta.file_pages as u64 * core.page_size as u64))
     }
 }
 

@@ -38,7 +38,8 @@ impl Opening<'_> {
         let chosen = recover::choose_meta(self.data, self.path, header, known_durable, true)?;
         let (meta, index) = (&chosen.meta, chosen.index);
         // What a crash has left of the other one is nothing to report: it is written anew. Without a crash, it is damage.
-        let is_torn = chosen.other.is_some() && (old_shm.is_some() || has_logs || !is_clear);
+        let after_crash = old_shm.is_some() || has_logs || !is_clear;
+        let is_torn = chosen.other.is_some() && after_crash;
         let left = self.where_logs_are(left, meta);
         let file_pages = self.check_length(header, meta)?;
         let had_shm = old_shm.is_some();
@@ -46,8 +47,9 @@ impl Opening<'_> {
         crash_point("recover.begin");
 
         let (shm, shm_id, mut shm_name) = self.new_shm(&own.shm, header, meta, boot_id)?;
-        let core = self.core(header, Backing::Shared, shm, file_pages)?;
+        let mut core = self.core(header, Backing::Shared, shm, file_pages)?;
         recover::initialise(&core, meta, index, file_pages)?;
+        core.control().checkpoint.after_crash.store(after_crash as u32, Relaxed);
         self.hold_for_readers(&core)?;
         self.take_slot(&core)?;
         crash_point("recover.initialised");
@@ -58,11 +60,12 @@ impl Opening<'_> {
         if applied || meta.log_salt != 0 || is_torn {
             let context = Context { core: &core, logs: &new_logs, base: own.base_bytes(), shm_id };
             let guard = CheckpointGuard::lock(&core, None)?;
-            run::run(&context, &guard, Purpose::Recovery)?;
+            run::run(&context, &guard, Purpose::Recovery, None)?;
             crash_point("recover.checkpointed");
         }
         logs::remove_logs(&left, &header.uuid)?;
         shm_name.put_in_place(&own.shm, || self.old_shm(&own, header).map(drop))?;
+        core.shm.is_now_at(&own.shm);
         crash_point("recover.renamed");
         let new_record = AttachRecord {
             shm_id,

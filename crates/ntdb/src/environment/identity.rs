@@ -10,7 +10,9 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::options::Options;
-use crate::page::header::{self, Header, HeaderProblem, ProbeProblem};
+use crate::page::header::{
+    self, HEADER_BYTES, HEADER_COPY_PAGE, Header, HeaderProblem, ProbeProblem,
+};
 use crate::page::meta::Meta;
 use crate::storage::failpoint::Kind;
 use crate::storage::file::{self, File, FileId};
@@ -49,6 +51,22 @@ pub(super) fn open_data(path: &Path, resolved: &Path, options: &Options) -> Resu
         Companions::of(resolved, options.shm_dir.as_deref()).check_lengths(path)?;
         match File::create_new(resolved, Kind::Data, options.mode) {
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem
+                ) =>
+            {
+                return Err(Error::from_io(path, "create the database", e));
+            }
+            // The directory is there, since it has been resolved; but nothing can be created in it (/proc, say).
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::Io {
+                    path: path.to_path_buf(),
+                    action: "create a database here",
+                    source: e,
+                });
+            }
             other => return other.map(|file| (file, true)).map_err(failed),
         }
     }
@@ -95,7 +113,11 @@ impl Opening<'_> {
         }
         let probed = header::probe(|offset, block| self.data.read_exact_at(block, offset), len);
         match probed {
-            Ok(header) => Ok(header),
+            Ok(header) => {
+                // The header, the meta pages and the header's copy are there from the first moment.
+                let least = (HEADER_COPY_PAGE as u64 + 1) * header.page_size as u64;
+                if len < least { Err(self.cut(len, least)) } else { Ok(header) }
+            }
             Err(ProbeProblem::Io(e)) => Err(self.io("read the header", e)),
             Err(ProbeProblem::Header(HeaderProblem::NewerVersion(found))) => {
                 Err(Error::NewerVersion {
@@ -122,6 +144,11 @@ impl Opening<'_> {
                 })?;
                 Ok(header)
             }
+            Err(ProbeProblem::Header(HeaderProblem::NotNtdb))
+                if len < HEADER_BYTES as u64 && first.starts_with(&header::MAGIC) =>
+            {
+                Err(self.cut(len, HEADER_BYTES as u64))
+            }
             Err(ProbeProblem::Header(HeaderProblem::NotNtdb)) => {
                 Err(not_a_database(HeaderProblem::NotNtdb.to_string()))
             }
@@ -130,6 +157,14 @@ impl Opening<'_> {
                 place: "header".into(),
                 reason: problem.to_string(),
             }),
+        }
+    }
+
+    fn cut(&self, len: u64, least: u64) -> Error {
+        Error::Corrupt {
+            path: self.path.to_path_buf(),
+            place: format!("byte {len}"),
+            reason: format!("the file has been cut; it had {least} bytes at least"),
         }
     }
 

@@ -25,14 +25,14 @@ pub mod spool;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::checkpoint::run::{self, CheckpointGuard, Context, Purpose};
 use crate::core::{Backing, Core};
 use crate::error::Result;
 use crate::limits::RING_BYTES;
 use crate::log::flush::{Logs, NO_SWITCH};
-use crate::options::Options;
+use crate::options::{Options, deadline_after};
 use crate::shm::pin::{OwnPin, PinGuard};
 use crate::shm::stripe::thread_token;
 use crate::storage::file::FileId;
@@ -45,6 +45,8 @@ use self::companions::Companions;
 
 /// Room in the log that a durable operation secures beyond its own.
 const LOG_ROOM_AHEAD: u64 = 32 << 10;
+/// What runs in the background waits for locks that long at least, if the operation that started it does not wait for ever.
+const BACKGROUND_PATIENCE: Duration = Duration::from_secs(1);
 
 /// See the module's description.
 #[derive(Debug)]
@@ -174,46 +176,46 @@ impl Environment {
         run::sync_to(&self.context(), lsn, deadline)
     }
 
-    /// Runs a checkpoint now.
-    pub fn checkpoint(&self, deadline: Option<Instant>) -> Result<()> {
+    /// Runs a checkpoint now; waits for locks for `limit` each.
+    pub fn checkpoint(&self, limit: Option<Duration>) -> Result<()> {
         if self.core.backing != Backing::Shared {
             return Ok(());
         }
-        let guard = CheckpointGuard::lock(&self.core, deadline)?;
-        run::run(&self.context(), &guard, Purpose::Periodic).map(drop)
+        let guard = CheckpointGuard::lock(&self.core, limit)?;
+        run::run(&self.context(), &guard, Purpose::Periodic, limit).map(drop)
     }
 
     /// After a change, when no lock is held: repairs the dead that were met, writes out the ring before it is full, starts a
-    /// checkpoint when the log has grown.
+    /// checkpoint when the log has grown. Waits for locks for `limit` each, and leaves to others what it cannot do then.
     #[inline]
-    pub fn after_change(self: &std::sync::Arc<Self>, tail: u64) {
+    pub fn after_change(self: &std::sync::Arc<Self>, tail: u64, limit: Option<Duration>) {
         let log = &self.core.control().log;
         if tail.wrapping_sub(log.written.load(Relaxed)) > RING_BYTES / 2 {
-            self.housekeeping(tail);
+            self.housekeeping(tail, limit);
         }
         if self.core.has_suspects() {
-            repair::repair_suspects(self);
+            repair::repair_suspects(self, limit);
         }
     }
 
     #[cold]
-    fn housekeeping(self: &std::sync::Arc<Self>, tail: u64) {
+    fn housekeeping(self: &std::sync::Arc<Self>, tail: u64, limit: Option<Duration>) {
         if !self.core.is_logged() {
             return;
         }
         // Whoever comes first does it; a failure is reported to those who need it.
         if !self.core.control().flush_lock.is_held() {
-            let _ = run::flush_to(&self.context(), Lsn(tail), None);
+            let _ = run::flush_to(&self.context(), Lsn(tail), deadline_after(limit));
         }
         let control = self.core.control();
         let since = tail.saturating_sub(control.checkpoint.durable_lsn.load(Relaxed));
         let data = control.readers.file_pages.load(Relaxed) as u64 * self.core.page_size as u64;
         if since > self.checkpoint_log_bytes.max(data / 2) {
-            self.checkpoint_in_background();
+            self.checkpoint_in_background(limit.map(|limit| limit.max(BACKGROUND_PATIENCE)));
         }
     }
 
-    fn checkpoint_in_background(self: &std::sync::Arc<Self>) {
+    fn checkpoint_in_background(self: &std::sync::Arc<Self>, limit: Option<Duration>) {
         if self.core.control().checkpoint_lock.is_held()
             || self.checkpointing.swap(fork::generation(), AcqRel) == fork::generation()
         {
@@ -225,9 +227,9 @@ impl Environment {
         }
         let environment = self.clone();
         let task = move || {
-            if let Ok(Some(guard)) = CheckpointGuard::try_lock(&environment.core) {
+            if let Ok(Some(guard)) = CheckpointGuard::try_lock(&environment.core, limit) {
                 // A failure leaves the last checkpoint and the log as they are; the next attempt may do better.
-                let _ = run::run(&environment.context(), &guard, Purpose::Periodic);
+                let _ = run::run(&environment.context(), &guard, Purpose::Periodic, limit);
             }
             environment.checkpointing.store(0, Release);
         };

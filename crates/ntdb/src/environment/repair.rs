@@ -5,11 +5,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
+use std::time::Duration;
 
 use crate::checkpoint::run::CheckpointGuard;
 use crate::core::Core;
 use crate::error::Result;
 use crate::limits::{KEY_STRIPES, MAX_PROCESSES};
+use crate::options::deadline_after;
 use crate::shm::stripe::Holder;
 use crate::storage::failpoint::crash_point;
 use crate::storage::ofd::{LockKind, REPAIR};
@@ -22,9 +24,10 @@ use super::Environment;
 /// No process's slot.
 const NOBODY: SlotId = SlotId(u16::MAX);
 
-/// Repairs the processes that were found dead in passing.
+/// Repairs the processes that were found dead in passing. What takes longer than `limit`, because somebody holds a lock, is left to
+/// who needs it.
 #[cold]
-pub fn repair_suspects(environment: &Arc<Environment>) {
+pub fn repair_suspects(environment: &Arc<Environment>, limit: Option<Duration>) {
     let core = &environment.core;
     let mut suspects = core.take_suspects();
     suspects.sort_unstable();
@@ -41,7 +44,7 @@ pub fn repair_suspects(environment: &Arc<Environment>) {
             continue;
         }
         if !core.is_alive(slot) && core.shm.process(slot.0 as usize).state.load(Acquire) != 0 {
-            let _ = repair_slot(core, slot);
+            let _ = repair_slot(core, slot, limit);
         }
         let _ = ofd.unlock(REPAIR);
     }
@@ -66,7 +69,7 @@ pub fn is_easy(core: &Core, dead: SlotId) -> bool {
 
 /// Repairs everything of a process that is dead. Its slot may be the caller's own by now, which must not have used
 /// anything yet.
-pub fn repair_slot(core: &Core, dead: SlotId) -> Result<()> {
+pub fn repair_slot(core: &Core, dead: SlotId, limit: Option<Duration>) -> Result<()> {
     let control = core.control();
     let me = core.slot();
     crash_point("repair.slot.begin");
@@ -85,10 +88,10 @@ pub fn repair_slot(core: &Core, dead: SlotId) -> Result<()> {
     }
     let entry = core.shm.process(dead.0 as usize);
     entry.flushing.store(0, SeqCst);
-    CheckpointGuard::take_over(core, dead)?;
+    CheckpointGuard::take_over(core, dead, limit)?;
     crash_point("repair.slot.checkpoint");
     if control.claim_lock.take_over(me, dead) {
-        let result = claim::abandon(core);
+        let result = claim::abandon(core, deadline_after(limit));
         control.claim_lock.release(me);
         result?;
     }

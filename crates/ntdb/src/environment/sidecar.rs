@@ -219,7 +219,11 @@ impl Opening<'_> {
             None => with_suffix(path, TEMPORARY),
             Some(_) => with_suffix(path, &format!("{TEMPORARY}-{:x}", self.id.ino)),
         };
-        let failed = |e| Error::from_io(path, "create the shared-memory file", e);
+        let failed = |e| {
+            let action =
+                "create the shared-memory file (Options::shm_dir or --shm-dir puts it elsewhere)";
+            Error::from_io(path, action, e)
+        };
         file::unlink(path, Kind::Shm).map_err(failed)?;
         let file = File::create_new(path, Kind::Shm, 0o600).map_err(failed)?;
         let name = NewName { path: Some(path.clone()) };

@@ -5,10 +5,12 @@
 //! the entry's state decides. Databases that no other process shares have a session without a lock.
 
 use std::sync::atomic::Ordering::*;
+use std::time::{Duration, Instant};
 
 use crate::core::{Backing, Core};
 use crate::error::{Error, Result};
 use crate::limits::{self, MAX_PROCESSES};
+use crate::options::deadline_after;
 use crate::shm::pin::{Attachment, PinTable};
 use crate::shm::process::Session;
 use crate::storage::failpoint::crash_point;
@@ -20,13 +22,16 @@ use crate::types::SlotId;
 
 use super::repair;
 
-/// Takes the lowest free slot through `ofd`, which keeps its lock from then on.
-pub(super) fn take_slot(core: &Core, ofd: OfdFile) -> Result<()> {
+/// Takes the lowest free slot through `ofd`, which keeps its lock from then on. Waits for other locks for `limit` each.
+pub(super) fn take_slot(core: &Core, ofd: OfdFile, limit: Option<Duration>) -> Result<()> {
     let read_only = core.backing == Backing::SharedReadOnly;
     let kind = if read_only { LockKind::Shared } else { LockKind::Exclusive };
     let io = |e| core.io("take a slot in the process table", e);
     // Keeps repairers from taking a slot for dead whose owner has not locked it yet.
-    ofd.lock_wait(REPAIR, kind, None).map_err(io)?;
+    let begin = Instant::now();
+    if !ofd.lock_wait(REPAIR, kind, deadline_after(limit)).map_err(io)? {
+        return Err(core.locked("the repair lock", None, begin.elapsed()));
+    }
     let Some((slot, free)) = lock_slot(core, &ofd, read_only).map_err(io)? else {
         return Err(Error::TooMany {
             path: core.path.clone(),
@@ -44,7 +49,7 @@ pub(super) fn take_slot(core: &Core, ofd: OfdFile) -> Result<()> {
     let session = Session { slot, ofd: Some(ofd), pins, fork_generation: fork::generation() };
     core.set_session(Box::new(session));
     if !free {
-        repair::repair_slot(core, slot)?;
+        repair::repair_slot(core, slot, limit)?;
     }
     let entry = core.shm.process(slot.0 as usize);
     entry.pid.store(std::process::id(), Relaxed);
@@ -56,7 +61,7 @@ pub(super) fn take_slot(core: &Core, ofd: OfdFile) -> Result<()> {
         ofd.unlock(REPAIR).map_err(io)?;
     }
     crash_point("attach.slot.taken");
-    go_fenceless(core)
+    go_fenceless_within(core, limit)
 }
 
 /// `PinWords::fenceless`: somebody is about to pin without fences; reclaimers use the barrier from now on.
@@ -65,8 +70,12 @@ const WANTS_FENCELESS: u32 = 1;
 /// All reclaimers know.
 const FENCELESS: u32 = 2;
 
-/// Leaves the fences of this process's pins to those who reclaim, if the kernel provides for it.
+/// Leaves the fences of this process's pins to those who reclaim, if the kernel provides for it. Where nobody else holds locks.
 pub(super) fn go_fenceless(core: &Core) -> Result<()> {
+    go_fenceless_within(core, None)
+}
+
+fn go_fenceless_within(core: &Core, limit: Option<Duration>) -> Result<()> {
     if !membarrier::register() {
         return Ok(());
     }
@@ -78,7 +87,7 @@ pub(super) fn go_fenceless(core: &Core) -> Result<()> {
         }
         let _ = word.compare_exchange(0, WANTS_FENCELESS, SeqCst, SeqCst);
         // A reclaimer that did not see the word yet has finished after this.
-        drop(Writer::lock(core, None)?);
+        drop(Writer::lock(core, deadline_after(limit))?);
         word.store(FENCELESS, SeqCst);
     }
     core.session().pins.go_fenceless();

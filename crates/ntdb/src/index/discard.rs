@@ -9,9 +9,11 @@
 //! the tree was put away, so that a checkpoint frozen since holds nothing of it.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use crate::core::Core;
 use crate::error::Result;
+use crate::options::deadline_after;
 use crate::page::head::Kind;
 use crate::storage::failpoint::crash_point;
 use crate::transaction::step::Step;
@@ -41,10 +43,10 @@ pub fn put_away(step: &mut Step, root: Root) {
     step.store_shared(&space.cleared_epoch, core.epoch().0);
 }
 
-/// Gives up all that is left. Lets the writer lock go between the parts.
-pub fn finish(core: &Core) -> Result<()> {
+/// Gives up all that is left. Lets the writer lock go between the parts, and waits for it for `limit` each time.
+pub fn finish(core: &Core, limit: Option<Duration>) -> Result<()> {
     while is_due(core) {
-        let mut writer = Writer::lock(core, None)?;
+        let mut writer = Writer::lock(core, deadline_after(limit))?;
         part(&mut writer)?;
     }
     Ok(())
@@ -169,7 +171,7 @@ mod tests {
         let retired = retire::all(core).unwrap();
         assert!(retired[waiting as usize..].iter().all(|(run, _)| run.replaced == epoch));
         drop(writer);
-        publish::forget(core).unwrap();
+        publish::forget(core, None).unwrap();
         let report = db.check().unwrap();
         assert!(report.is_clean(), "{report:?}");
         assert_eq!(report.records, 0);

@@ -2,7 +2,8 @@
 //!
 //! Pages are moved as they are changed, by copying: a frozen bucket that lies behind the limit is copied to the first free page
 //! of the file, with the directory and the array above it; a value's pages are copied and its record is replaced. Each is a step
-//! that changes nothing a user can see. What finds no place before the limit stays where it is.
+//! that changes nothing a user can see. What takes several pages in a row may find no place before the limit; then any that is
+//! lower than its own will do, since what lies highest keeps all the file. If there is none, it stays where it is.
 
 use crate::core::Core;
 use crate::error::Result;
@@ -19,25 +20,27 @@ use super::structure::{self, Progress};
 use super::{lookup, walk};
 
 /// Moves what lies behind page `limit` before it, as far as there is room. All of the tree is frozen. Lets the writer lock go between
-/// the steps.
-pub fn relocate(core: &Core, limit: PageNo) -> Result<()> {
+/// the steps. Says whether anything has been moved.
+pub fn relocate(core: &Core, limit: PageNo) -> Result<bool> {
     let mut next = Some(0);
+    let mut has_moved = false;
     while let Some(hash) = next {
         let mut may_compact = true;
         loop {
             let mut writer = Writer::lock(core, None)?;
             allocate::prefer_the_front(&writer);
             if !allocate::has_room_before(core, limit, 1) {
-                return Ok(());
+                return Ok(has_moved);
             }
             if !step(&mut writer, hash, limit, &mut may_compact)? {
                 break;
             }
+            has_moved = true;
         }
         let head = locate::bucket_page(core, lookup::current_root(core), hash)?;
         next = walk::next_range(hash, lookup::bucket_bits(core, head, hash)?);
     }
-    Ok(())
+    Ok(has_moved)
 }
 
 /// One step for the bucket at `hash`; `false` if there is nothing more to do for it.
@@ -52,7 +55,7 @@ fn step(writer: &mut Writer, hash: u64, limit: PageNo, may_compact: &mut bool) -
         let array = path.root.page;
         if is_behind(Run { first: array, len })
             && may_move(array)?
-            && allocate::has_room_before(core, limit, len)
+            && allocate::has_room_before(core, array, len)
         {
             return Ok(structure::own_array(writer, &path)? == Progress::Stepped);
         }
@@ -68,7 +71,7 @@ fn step(writer: &mut Writer, hash: u64, limit: PageNo, may_compact: &mut bool) -
     for &page in &chain {
         moves |= is_behind(Run { first: page, len: 1 }) && may_move(page)?;
     }
-    let value = find_value(core, &chain, limit, is_behind)?;
+    let value = find_value(core, &chain, is_behind)?;
     if (moves || value.is_some()) && structure::own_bucket(writer, &path)? == Progress::Stepped {
         return Ok(true);
     }
@@ -93,11 +96,10 @@ struct Value {
     extent: Extent,
 }
 
-/// A value of a bucket that lies behind the limit and has room before it.
+/// A value of a bucket that lies behind the limit and has room before its own place.
 fn find_value(
     core: &Core,
     chain: &[PageNo],
-    limit: PageNo,
     is_behind: impl Fn(Run) -> bool,
 ) -> Result<Option<Value>> {
     let mut found = None;
@@ -107,7 +109,7 @@ fn find_value(
                 && found.is_none()
                 && extent.epoch < core.epoch()
                 && is_behind(Run { first: extent.first, len: extent.pages })
-                && allocate::has_room_before(core, limit, extent.pages)
+                && allocate::has_room_before(core, extent.first, extent.pages)
             {
                 found = Some(Value { page, slot, record, extent });
             }

@@ -38,6 +38,8 @@ use crate::transaction::step::{IN_SHM, Step};
 use crate::transaction::writer::Writer;
 use crate::types::{Lsn, SlotId};
 
+/// Name of the flush lock.
+const FLUSH_LOCK: &str = "the log's flush lock";
 /// No switch is due.
 pub const NO_SWITCH: u64 = u64::MAX;
 /// Most bytes written at once: bounds how long the flush lock is held.
@@ -114,6 +116,25 @@ impl Logs {
             .unwrap_or_else(|| core.corrupt_shm("the log changes faster than it can be opened")))
     }
 
+    /// As [`Logs::create`], unless just that log is there already: of an earlier attempt, which may have made a meta page that names
+    /// it.
+    pub fn create_unless_there(
+        &self,
+        core: &Core,
+        index: u32,
+        header: LogHeader,
+    ) -> Result<LogFile> {
+        let path = &self.paths[index as usize & 1];
+        match LogFile::open(path) {
+            Ok(log) if *log.header() == header => {
+                log.sync().map_err(|e| poison(core, &e))?;
+                file::sync_dir(path).map_err(|e| poison(core, &e))?;
+                Ok(log)
+            }
+            _ => self.create(core, index, header),
+        }
+    }
+
     /// Creates a new log file at `index`, in place of whatever lies there.
     pub fn create(&self, core: &Core, index: u32, header: LogHeader) -> Result<LogFile> {
         let path = &self.paths[index as usize & 1];
@@ -173,7 +194,10 @@ impl Logs {
 
     fn flush_once(&self, core: &Core, target: Lsn, deadline: Option<Instant>) -> Result<()> {
         // One thread of this process at a time, since the flag in its entry is one word.
-        let mut buffer = self.flushing.lock();
+        let begin = Instant::now();
+        let Some(mut buffer) = self.flushing.lock_until(deadline) else {
+            return Err(core.locked(FLUSH_LOCK, Some(core.slot()), begin.elapsed()));
+        };
         let words = &core.control().log;
         if words.written.load(Acquire) >= target.0 && !switch_is_due(core) {
             return Ok(());
@@ -183,7 +207,7 @@ impl Logs {
         self.lock_flush(core, me, deadline)?;
         let turn = lock.turn();
         crash_point("flush.locked");
-        let result = self.flush_locked(core, &mut buffer, || lock.still_mine(turn));
+        let result = self.flush_locked(core, &mut buffer, deadline, || lock.still_mine(turn));
         lock.release_if_mine(turn);
         result
     }
@@ -204,7 +228,7 @@ impl Logs {
                 Err(timed_out) => {
                     if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                         let waited = begin.elapsed();
-                        return Err(core.locked("the log's flush lock", timed_out.owner, waited));
+                        return Err(core.locked(FLUSH_LOCK, timed_out.owner, waited));
                     }
                     // The same turn all the time: its owner is stopped, or the disk is slow; then writing the same bytes
                     // twice is harmless.
@@ -223,6 +247,7 @@ impl Logs {
         &self,
         core: &Core,
         buffer: &mut Vec<u8>,
+        deadline: Option<Instant>,
         still_mine: impl Fn() -> bool,
     ) -> Result<()> {
         let words = &core.control().log;
@@ -232,7 +257,7 @@ impl Logs {
         let tail = core.control().writer.tail.load(Acquire);
         let switch_at = words.switch_at.load(Acquire);
         if written >= switch_at {
-            return self.switch(core, switch_at);
+            return self.switch(core, switch_at, deadline);
         }
         if tail.saturating_sub(written) > RING_BYTES {
             return Err(core.corrupt_shm("the log ring holds more than it can"));
@@ -276,7 +301,7 @@ impl Logs {
     /// The caller may have been robbed of the flush lock at any time, and go on much later. So whatever others could see is done
     /// under the writer lock, after making sure that it is still this switch that is due; and the new file is made under a
     /// private name.
-    fn switch(&self, core: &Core, at: u64) -> Result<()> {
+    fn switch(&self, core: &Core, at: u64, deadline: Option<Instant>) -> Result<()> {
         let words = &core.control().log;
         let switch = Switch {
             at,
@@ -310,9 +335,9 @@ impl Logs {
             }
             _ => {
                 let temporary = self.temporary(core, switch.index);
-                let made = self.next_file(core, &switch, &temporary, header)?;
+                let made = self.next_file(core, &switch, &temporary, header, deadline)?;
                 crash_point("switch.new.synced");
-                let writer = Writer::lock(core, None)?;
+                let writer = Writer::lock(core, deadline)?;
                 // Whoever's file gets the name first, it stays: its name may be durable already.
                 let already = LogFile::open(path).ok().filter(|log| *log.header() == header);
                 if !switch.is_due(core) || already.is_some() {
@@ -329,7 +354,7 @@ impl Logs {
         file::sync_dir(path).map_err(|e| poison(core, &e))?;
         crash_point("switch.dir.synced");
         let room = at + (made.allocated_bytes() - LOG_HEADER_BYTES as u64);
-        let mut writer = Writer::lock(core, None)?;
+        let mut writer = Writer::lock(core, deadline)?;
         if !switch.is_due(core) {
             return Ok(());
         }
@@ -363,13 +388,14 @@ impl Logs {
         switch: &Switch,
         temporary: &Path,
         header: LogHeader,
+        deadline: Option<Instant>,
     ) -> Result<LogFile> {
         let index = switch.index;
         let failed = |e| self.error(index, "make the next log", e);
         self.refuse_foreign(core, index)?;
         file::unlink(temporary, Kind::Log).map_err(failed)?;
         let old = {
-            let _writer = Writer::lock(core, None)?;
+            let _writer = Writer::lock(core, deadline)?;
             // Pairs with the fence in `raise`.
             fence(SeqCst);
             let path = &self.paths[index as usize];

@@ -36,10 +36,11 @@ pub const HEADER_BYTES: usize = MIN_PAGE_SIZE as usize;
 pub const HEADER_FIELD_BYTES: usize = CRC_AT + 4;
 /// The page that the copy lies in.
 pub const HEADER_COPY_PAGE: u32 = 3;
+/// How every database begins.
+pub const MAGIC: [u8; 8] = *b"ntdb\r\n\x1a\n";
 /// Id of SipHash-1-3 with a key of 128 bits.
 pub const HASH_SIPHASH_1_3: u32 = 1;
 
-const MAGIC: [u8; 8] = *b"ntdb\r\n\x1a\n";
 /// The same bound as for the option.
 const RESERVE_PERCENT_MAX: u32 = 90;
 

@@ -1,9 +1,11 @@
 //! The damaged file: its pages, read one by one and checked each.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 
-use crate::environment::companions::resolve;
+use crate::environment::companions::{AttachRecord, Companions, resolve};
 use crate::environment::recover::is_plausible;
+use crate::environment::sidecar::open_shm;
 use crate::error::{Error, Result};
 use crate::hash::KeyHasher;
 use crate::le;
@@ -15,7 +17,8 @@ use crate::page::header::{
 use crate::page::meta::{META_PAGES, Meta};
 use crate::storage::failpoint;
 use crate::storage::file::{File, FileId};
-use crate::storage::ofd::{ATTACH, LockKind, OfdFile, slot_bytes};
+use crate::storage::mapping::Access;
+use crate::storage::ofd::{ATTACH, LockKind, OfdFile, slot_byte, slot_bytes};
 
 /// Bytes that a page is aligned to, as the bucket's reader wants it.
 const ALIGN: usize = 64;
@@ -107,6 +110,23 @@ pub struct Source {
     owned: Vec<u64>,
 }
 
+/// Process ids of those who use the file, as far as their shared memory can be read.
+fn users(file: &File, lock: &OfdFile, resolved: &Path, id: FileId) -> Vec<u32> {
+    let record = AttachRecord::read(file).ok().flatten().filter(|record| record.file == id);
+    let own = Companions::of(resolved, None);
+    let place = record.map_or(own, |record| record.companions());
+    let Ok(shm) = open_shm(&place.shm, Access::ReadOnly) else { return Vec::new() };
+    if (shm.header().device, shm.header().inode) != (id.dev, id.ino) {
+        return Vec::new();
+    }
+    let lives = |slot: usize| {
+        lock.is_locked_by_other(slot_byte(slot as u16), LockKind::Exclusive).unwrap_or(false)
+    };
+    let entries = (0..MAX_PROCESSES).map(|slot| (slot, shm.process(slot)));
+    let attached = entries.filter(|(slot, entry)| entry.state.load(Relaxed) == 1 && lives(*slot));
+    attached.map(|(_, entry)| entry.pid.load(Relaxed)).collect()
+}
+
 impl Source {
     /// Opens the file for reading and keeps others from opening it.
     pub fn open(path: &Path) -> Result<Source> {
@@ -128,7 +148,8 @@ impl Source {
                 .is_locked_by_other(slot_bytes(MAX_PROCESSES as u16), LockKind::Exclusive)
                 .map_err(failed)?
         {
-            return Err(Error::InUse { path: path.to_path_buf() });
+            let processes = users(&file, &lock, &resolved, id);
+            return Err(Error::InUse { path: path.to_path_buf(), processes });
         }
         let len = file.len().map_err(|e| Error::from_io(path, "measure the data file", e))?;
         let not_a_database =

@@ -223,6 +223,8 @@ pub struct CheckpointWords {
     pub running_count: AtomicU64,
     /// Pages below this number are not re-used: a private reader of an older state holds its byte.
     pub no_reuse_below: AtomicU32,
+    /// 1 if the last users died: the file may be longer than it need be, although nothing has changed since.
+    pub after_crash: AtomicU32,
     /// File pages from which on writers wait for the running checkpoint a moment (see `space::patience`).
     pub growth_limit: AtomicU32,
     /// Epoch of a checkpoint for which nobody waits any more.

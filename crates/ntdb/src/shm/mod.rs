@@ -13,6 +13,7 @@ pub mod segment;
 pub mod stripe;
 
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
 use self::layout::{Control, ProcessEntry};
@@ -42,6 +43,13 @@ impl Shm {
     /// The file, unless in memory.
     pub fn file(&self) -> Option<&File> {
         self.file.as_ref()
+    }
+
+    /// Notes that the file has been renamed.
+    pub fn is_now_at(&mut self, path: &Path) {
+        if let Some(file) = &mut self.file {
+            file.is_now_at(path);
+        }
     }
 
     /// The words that all share.

@@ -113,7 +113,7 @@ mod tests {
         control.writer.free_pages.store(0, Relaxed);
         assert!(!is_advisable(&mut writer).unwrap(), "not twice");
         drop(writer);
-        publish::forget(core).unwrap();
+        publish::forget(core, None).unwrap();
         // The file is short enough.
         begin_checkpoint(u32::MAX - 1);
         let mut writer = Writer::lock(core, None).unwrap();
@@ -124,7 +124,7 @@ mod tests {
         drop(writer);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| wait(core, None));
-            publish::forget(core).unwrap();
+            publish::forget(core, None).unwrap();
             waiting.join().unwrap();
         });
         let mut writer = Writer::lock(core, None).unwrap();

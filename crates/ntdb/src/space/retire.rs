@@ -14,9 +14,11 @@
 //! through the whole list ([`settle`]), with the lock let go between the parts.
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::time::Duration;
 
 use crate::core::Core;
 use crate::error::Result;
+use crate::options::deadline_after;
 use crate::shm::layout::phase;
 use crate::shm::note::state;
 use crate::shm::segment::SegmentTable;
@@ -364,9 +366,9 @@ pub fn redo_filter_held(writer: &Writer) -> Result<()> {
 
 /// Frees what a hold that has ended, and what readers that have gone, were the last to hold back. Lets the writer lock go now
 /// and then.
-pub fn settle(core: &Core) -> Result<()> {
+pub fn settle(core: &Core, limit: Option<Duration>) -> Result<()> {
     loop {
-        let mut writer = Writer::lock(core, None)?;
+        let mut writer = Writer::lock(core, deadline_after(limit))?;
         let waited = waiting(core);
         reclaim(&mut writer)?;
         filter_held(&mut writer)?;

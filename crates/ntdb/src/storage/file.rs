@@ -130,6 +130,11 @@ impl File {
         &self.path
     }
 
+    /// Notes that it has been renamed, for the messages about it.
+    pub fn is_now_at(&mut self, path: &Path) {
+        self.path = path.to_path_buf();
+    }
+
     /// Which file it is.
     pub fn identity(&self) -> io::Result<FileId> {
         let metadata = self.inner.metadata()?;
@@ -326,6 +331,12 @@ pub fn sync_dir(path: &Path) -> io::Result<()> {
     })();
     tell(What::SyncEnd { ok: result.is_ok() });
     result
+}
+
+/// The user that the system takes this process for, for messages.
+pub fn effective_user() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
 }
 
 /// Removes a name; says whether it was there. Durable only after [`sync_dir`].

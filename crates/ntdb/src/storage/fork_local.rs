@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use super::fork;
 
@@ -49,6 +50,24 @@ impl<T: Default> ForkLocal<T> {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Locks the value of this process; `None` if another thread has it until `deadline`.
+    pub fn lock_until(&self, deadline: Option<Instant>) -> Option<MutexGuard<'_, T>> {
+        let Some(deadline) = deadline else { return Some(self.lock()) };
+        // Asked again and again, since the library's mutex knows no time.
+        let mut pause = Duration::from_micros(20);
+        loop {
+            if let Some(guard) = self.try_lock() {
+                return Some(guard);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(Duration::from_millis(1));
         }
     }
 

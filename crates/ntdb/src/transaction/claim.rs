@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::core::Core;
 use crate::error::Result;
 use crate::limits::{KEY_STRIPES, MAX_PROCESSES};
+use crate::options::deadline_after;
 use crate::shm::lock::Acquired;
 use crate::storage::failpoint::crash_point;
 use crate::storage::futex;
@@ -59,7 +60,7 @@ impl<'e> Claim<'e> {
         let claim = Claim { core };
         if has_pages(core) || open_by(core).is_some() {
             // An owner who died, or failed, has left it.
-            abandon(core)?;
+            abandon(core, deadline)?;
         }
         Ok(claim)
     }
@@ -202,13 +203,19 @@ pub fn wait(core: &Core, owner: SlotId, since: Instant, deadline: Option<Instant
         return Ok(());
     }
     let woken = futex::wait(word, asleep, Some(left.min(PATIENCE)));
-    if woken == futex::Wake::TimedOut && !core.is_alive(owner) {
+    if woken != futex::Wake::TimedOut {
+        return Ok(());
+    }
+    if !core.is_alive(owner) {
         core.suspect(owner);
         forget_pending(core, owner);
         // Whoever has the lock gives up what is left.
         drop(Claim::lock(core, deadline)?);
+        return Ok(());
     }
-    Ok(())
+    // Its owner may have failed to give it up in time.
+    let limit = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+    if open_by(core) == Some(owner) { abandon_left(core, limit) } else { Ok(()) }
 }
 
 /// Whether the owner of the claim has taken pages or logged chunks.
@@ -219,11 +226,11 @@ pub fn has_pages(core: &Core) -> bool {
 
 /// Gives up the pages of a transaction or a large operation that did not finish, and the claim word. The caller holds the
 /// claim lock.
-pub fn abandon(core: &Core) -> Result<()> {
+pub fn abandon(core: &Core, deadline: Option<Instant>) -> Result<()> {
     let control = core.control();
     let made = &control.claim_made;
     loop {
-        let mut writer = Writer::lock(core, None)?;
+        let mut writer = Writer::lock(core, deadline)?;
         let len = made.len.load(Relaxed);
         let rest = len.saturating_sub(RUNS_PER_PART);
         let now = core.epoch();
@@ -245,4 +252,19 @@ pub fn abandon(core: &Core) -> Result<()> {
             return Ok(());
         }
     }
+}
+
+/// As [`abandon`], if nobody has the claim lock: of an operation that failed and could not give them up itself, because its time was
+/// up, say.
+pub fn abandon_left(core: &Core, limit: Option<Duration>) -> Result<()> {
+    let is_left = || has_pages(core) || open_by(core).is_some();
+    if !is_left() || !core.control().claim_lock.acquire_if_free(core.slot()) {
+        return Ok(());
+    }
+    let claim = Claim { core };
+    if is_left() {
+        abandon(core, deadline_after(limit))?;
+    }
+    drop(claim);
+    Ok(())
 }

@@ -69,7 +69,7 @@ pub fn put(
     });
     if result.is_err() {
         // If this fails too, the next holder of the claim does it.
-        let _ = abandon(core);
+        let _ = abandon(core, deadline);
     }
     result
 }
@@ -114,7 +114,7 @@ pub fn append(
     match result {
         Ok(lsn) => Ok(Appended { lsn: lsn.unwrap_or_default(), len: total }),
         Err(error) => {
-            let _ = abandon(core);
+            let _ = abandon(core, deadline);
             Err(error)
         }
     }
@@ -231,6 +231,7 @@ fn prepare_append(
             let len = key_part.len() as u64 + total;
             let room = if old.is_some() { operation::grown_room(len) } else { len };
             let mut extent = take(core, operation::extent_pages(core, room)?, deadline)?;
+            crash_point("large.taken");
             let at = core.run(extent.first, extent.pages)?;
             let mut offset = 0;
             for part in [key_part, value] {

@@ -95,6 +95,8 @@ pub struct Open<'e> {
     savepoints: Vec<Savepoint>,
     next_savepoint: u64,
     is_prepared: bool,
+    /// How long giving it up may wait for a lock; then the next owner of the claim does it.
+    lock_timeout: Option<Duration>,
     record: LogRecord,
     scratch: Vec<u8>,
 }
@@ -126,6 +128,7 @@ impl<'e> Open<'e> {
             savepoints: Vec::new(),
             next_savepoint: 1,
             is_prepared: false,
+            lock_timeout,
             record: LogRecord::default(),
             scratch: Vec::new(),
         }))
@@ -439,7 +442,7 @@ impl<'e> Open<'e> {
             claim::clear(core);
             return Ok(());
         }
-        let result = claim::abandon(core);
+        let result = claim::abandon(core, deadline_after(self.lock_timeout));
         drop(claim);
         result
     }
