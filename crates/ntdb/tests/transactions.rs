@@ -288,7 +288,9 @@ fn in_memory_too() {
     let mut tx = db.begin().unwrap();
     for i in 0..10_000u32 {
         tx.put(&i.to_le_bytes(), &i.to_be_bytes()).unwrap();
+        assert_eq!(db.get(&i.to_le_bytes()).unwrap(), None, "seen before the commit");
     }
+    assert_eq!(db.len().unwrap(), 0);
     tx.commit().unwrap();
     assert_eq!(db.len().unwrap(), 10_000);
     assert!(db.check().unwrap().is_clean());

@@ -61,7 +61,10 @@ pub fn is_easy(core: &Core, dead: SlotId) -> bool {
         &control.claim_lock,
         &control.log_start_lock,
     ];
-    core.shm.process(dead.0 as usize).flushing.load(Acquire) == 0
+    let entry = core.shm.process(dead.0 as usize);
+    entry.flushing.load(Acquire) == 0
+        && entry.keys_held.load(Acquire) == 0
+        && claim::claimed_by(core) != Some(dead)
         && locks.iter().all(|lock| lock.turn().owner() != Some(dead))
         && (0..KEY_STRIPES)
             .all(|index| core.shm.stripe(index).holder(NOBODY) != Holder::Other(dead))

@@ -41,7 +41,6 @@ const MAX_HEAD_BYTES: u64 = 1 + 2 * MAX_VARINT_BYTES as u64 + MAX_KEY_BYTES;
 const _: () = assert!(MAX_HEAD_BYTES < MAX_RECORD_BYTES);
 
 /// Adds an operation to a stream.
-#[cfg_attr(not(any(test, feature = "failpoints")), expect(dead_code, reason = "not logged yet"))]
 pub fn append_op(out: &mut Vec<u8>, op: &Op<'_>) {
     debug_assert!(matches!(op, Op::Put { .. } | Op::Delete { .. } | Op::Append { .. } | Op::Clear));
     let len = record::body_len(op);
@@ -54,7 +53,6 @@ pub fn append_op(out: &mut Vec<u8>, op: &Op<'_>) {
 
 /// Adds a part of a stream, `len` bytes from byte `start` on, to the list of those that were undone. It lies behind those
 /// that are in the list.
-#[cfg_attr(not(any(test, feature = "failpoints")), expect(dead_code, reason = "not logged yet"))]
 pub fn append_undone(out: &mut Vec<u8>, start: u64, len: u64) {
     debug_assert!(len > 0);
     record::push_varint(out, start);

@@ -253,9 +253,15 @@ impl Private {
     }
 }
 
-/// A mark that no page carries.
+/// A mark that no page carries. 0 is on those that no transaction has made.
 fn next_mark(core: &Core, base: u64) -> u64 {
-    core.control().counters.marks.fetch_add(1, Relaxed).wrapping_add(base)
+    let marks = &core.control().counters.marks;
+    loop {
+        let mark = marks.fetch_add(1, Relaxed).wrapping_add(base);
+        if mark != 0 {
+            return mark;
+        }
+    }
 }
 
 /// Takes `runs` runs of `pages` pages, and lists them in the same step as the transaction's.
