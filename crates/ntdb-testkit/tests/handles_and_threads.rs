@@ -75,8 +75,9 @@ fn closing_one_of_two_handles_leaves_the_other_and_its_locks() {
     let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
     let one = Db::create(lab.database()).expect("create");
     let two = Db::open(lab.database()).expect("open again");
-    let guard = two.lock(b"locked").expect("lock");
+    // Before the lock, which the key may share by chance.
     one.put(b"key", b"value").expect("put");
+    let guard = two.lock(b"locked").expect("lock");
     one.close().expect("close one");
     // Any close of the file drops POSIX locks: another process must still see ours.
     drop(std::fs::File::open(lab.database()).expect("open as a plain file"));

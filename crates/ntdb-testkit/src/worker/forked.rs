@@ -82,7 +82,14 @@ pub fn run(db: &Db, args: &Args) -> Result<String, String> {
                 drop(unsafe { std::ptr::read(&guard) });
                 // The child's drop means nothing: the parent still holds the key.
                 match db.try_lock(b"locked").map_err(text)? {
-                    None => work(db, "child", 50, None),
+                    None => {
+                        // Keys share locks by chance: a write of such a one waits for the parent.
+                        let name = (0..100)
+                            .map(|n| format!("child-{n}"))
+                            .find(|name| all_are_free(db, name, 50))
+                            .ok_or("no name has 50 keys that are free to write")?;
+                        work(db, &name, 50, None)
+                    }
                     Some(_) => Err("the child took the lock that its parent holds".into()),
                 }
             })?;
@@ -198,6 +205,11 @@ fn beside_threads(db: &Db) -> Result<(), String> {
         }
         result
     })
+}
+
+/// Whether nobody holds the locks of the `n` keys that [`work`] writes under `name`.
+fn all_are_free(db: &Db, name: &str, n: u64) -> bool {
+    (0..n).all(|i| matches!(db.try_lock(format!("{name}-{i}").as_bytes()), Ok(Some(_))))
 }
 
 /// Ordinary work under keys that begin with `name`.
