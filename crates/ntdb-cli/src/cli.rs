@@ -11,7 +11,7 @@ const STATUSES: &str = "\
 Exit status:
   0  done, found
   1  the key is not found, or already there (insert); the database is already there (create,
-     bench speed --file); something is lost (recover)
+     bench --file); something is lost (recover)
   2  wrong usage
   3  other errors: no such database, malformed input, input or output failed
   4  the database is damaged, or the file is not one
@@ -464,14 +464,54 @@ nanoseconds per operation and the size of the data file afterwards.
 A key is its index, 4 bytes little-endian (--keys random: scrambled, one to one). Every answer is
 counted, and a wrong count ends the benchmark with status 3. What is timed is the loop, and for the
 phases that change something the sync to disk behind it, unless --no-sync. Opening and closing are
-not timed.")]
+not timed.
+
+With --transaction each phase is one transaction: timed are its beginning, the loop, and the commit,
+but not the sync that follows (with --durable the commit waits for the disk, and that is timed).")]
     #[command(after_help = "\
 Examples:
   ntdb bench speed
   ntdb bench speed 1000000 --no-sync
+  ntdb bench speed 100000 --transaction
   ntdb bench speed 100000 --keys random --value-size 100 --json
   ntdb bench speed 100000 --internal")]
     Speed(SpeedArgs),
+    /// Time transactions that let records grow by appends
+    #[command(long_about = "\
+Time transactions that let records grow by appends, as a directory of users and groups does, on a
+new database. Prints the time of each transaction, with its commit to disk, and of the check behind
+it, and in the end the sums, the program's memory (its own; and the most that it had with the mapped
+pages of the file), and the size of the file, before and after it is closed.
+
+  first transaction  inserts USERS records (48-byte keys, 64-byte values) and appends 51 bytes to
+                     one index record for each
+  GROUPS others      insert a group record (48-byte key, 32-byte value), and append 32 bytes to every
+                     user and, for every user, to the group")]
+    #[command(after_help = "\
+Examples:
+  ntdb bench grow 250000 10
+  ntdb bench grow 10000 3 --file grown.ntdb --json")]
+    Grow(GrowArgs),
+}
+
+/// Arguments of `bench grow`.
+#[derive(Args, Debug)]
+pub struct GrowArgs {
+    /// How many users
+    #[arg(value_parser = |text: &str| parse_number(text, 1, 1_000_000_000))]
+    pub users: u32,
+    /// How many groups
+    #[arg(value_parser = |text: &str| parse_number(text, 0, 1_000_000))]
+    pub groups: u32,
+    /// Use this new file and leave it there; without, a temporary file in $TMPDIR
+    #[arg(long, value_name = "PATH")]
+    pub file: Option<PathBuf>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Properties of the new database.
+    #[command(flatten)]
+    pub new: CreateOptions,
 }
 
 /// Arguments of `bench speed`.
@@ -490,6 +530,9 @@ pub struct SpeedArgs {
     /// Leave out the sync to disk at the end of each phase
     #[arg(long)]
     pub no_sync: bool,
+    /// Make each phase one transaction
+    #[arg(long)]
+    pub transaction: bool,
     /// Which keys: the index itself, or scrambled
     #[arg(long, value_enum, default_value_t = KeyOrder::Seq)]
     pub keys: KeyOrder,

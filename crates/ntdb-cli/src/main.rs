@@ -62,6 +62,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Recover(args) => commands::recover::run(global, args),
         Command::Bench(args) => match &args.benchmark {
             cli::Benchmark::Speed(args) => bench::speed::run(global, args),
+            cli::Benchmark::Grow(args) => bench::grow::run(global, args),
         },
     }
 }

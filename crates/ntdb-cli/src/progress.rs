@@ -59,6 +59,25 @@ impl Progress {
         self.bar.set_message(count_of(records, "record"));
     }
 
+    /// A bar for so many operations.
+    pub fn of_operations(operations: u64, quiet: bool) -> Progress {
+        let progress = Progress::new(Some(operations), quiet);
+        let template = "{wide_bar} {pos}/{len}  {eta} left";
+        let style = ProgressStyle::with_template(template).expect("the template is constant");
+        progress.bar.set_style(style);
+        progress
+    }
+
+    /// Shows that `done` operations are done.
+    pub fn show_operations(&self, done: u64) {
+        self.bar.set_position(done);
+    }
+
+    /// Takes the bar away while `write` writes to the same terminal.
+    pub fn hidden_for<T>(&self, write: impl FnOnce() -> T) -> T {
+        self.bar.suspend(write)
+    }
+
     /// Prints a line above the bar, or to standard error where there is no bar.
     pub fn say(&self, text: &str) {
         self.bar.suspend(|| eprintln!("{text}"));

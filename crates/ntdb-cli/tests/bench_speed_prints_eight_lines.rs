@@ -30,7 +30,7 @@ fn assert_line(line: &str, name: &str, records: u32) -> u64 {
 #[test]
 fn with_every_kind_of_options() {
     let place = Place::new();
-    let cases: [(&[&str], u32); 8] = [
+    let cases: [(&[&str], u32); 11] = [
         (&[], 1000),
         (&["1"], 1),
         (&["7", "--keys", "random"], 7),
@@ -39,6 +39,9 @@ fn with_every_kind_of_options() {
         (&["300", "--value-size", "0"], 300),
         (&["200", "--value-size", "10000", "--page-size", "16K"], 200),
         (&["1000", "--reserve", "20"], 1000),
+        (&["3000", "--transaction", "--keys", "random"], 3000),
+        (&["1", "--transaction", "--durable"], 1),
+        (&["2000", "--transaction", "--internal", "--value-size", "300"], 2000),
     ];
     for (options, records) in cases {
         let text = place.run([&["bench", "speed"], options].concat()).text();
@@ -74,13 +77,26 @@ fn json_has_the_same_figures() {
     let report: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(report["records"], 100);
     assert_eq!(report["synced"], true);
-    assert_eq!(report["durable"], false);
+    assert_eq!((&report["durable"], &report["transaction"]), (&false.into(), &false.into()));
     assert_eq!(report["page_size"], 4096);
     let phases = report["phases"].as_array().unwrap();
     let names: Vec<&str> = phases.iter().map(|phase| phase["name"].as_str().unwrap()).collect();
     assert_eq!(names, PHASES);
     assert!(phases.iter().all(|phase| phase["ns_per_operation"].as_f64().unwrap() > 0.0));
     assert!(phases.iter().all(|phase| phase["file_bytes"].as_u64().unwrap() > 0));
+}
+
+#[test]
+fn in_transactions_the_file_holds_the_same_in_the_end() {
+    let place = Place::new();
+    let text = place.run(["bench", "speed", "500", "--transaction", "--json", "--file", "db"]);
+    let report: serde_json::Value = serde_json::from_str(&text.text()).unwrap();
+    assert_eq!((&report["transaction"], &report["synced"]), (&true.into(), &true.into()));
+    let db = ntdb::Db::open(place.path("db")).unwrap();
+    for i in 500..1000u32 {
+        assert!(db.contains(&i.to_le_bytes()).unwrap(), "{i}");
+    }
+    assert_eq!(db.len().unwrap(), 500);
 }
 
 #[test]

@@ -22,6 +22,8 @@ fn every_command_has_help_with_an_example() {
     let help = place.run(["bench", "speed", "--help"]).text();
     assert!(help.contains("ntdb bench speed 1000000"), "{help}");
     assert!(help.contains("What is timed"), "{help}");
+    let help = place.run(["bench", "grow", "--help"]).text();
+    assert!(help.contains("ntdb bench grow 250000 10"), "{help}");
     assert!(!all.contains("load-worker"), "an internal command is listed");
 }
 
@@ -33,7 +35,7 @@ fn the_statuses_are_documented_in_both_places() {
         assert!(help.contains(&format!("\n  {status}  ")), "{status} in --help");
         assert!(manual.contains(&format!("\n| {status} | ")), "{status} in docs/cli.md");
     }
-    for command in COMMANDS.iter().chain(&["bench speed"]) {
+    for command in COMMANDS.iter().chain(&["bench speed", "bench grow"]) {
         assert!(manual.contains(&format!("\n### {command}")), "{command} in docs/cli.md");
     }
 }

@@ -1,3 +1,5 @@
 //! The benchmarks of `ntdb bench`.
 
+pub mod grow;
+pub mod place;
 pub mod speed;

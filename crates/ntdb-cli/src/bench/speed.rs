@@ -5,15 +5,14 @@
 //! found, and a wrong count fails the benchmark: a fast wrong answer is no figure.
 
 use std::fs;
-use std::io;
 use std::ops::ControlFlow;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
-use ntdb::Db;
+use ntdb::{Db, Transaction};
 use serde::Serialize;
 
+use super::place::Place;
 use crate::cli::{GlobalOptions, KeyOrder, SpeedArgs};
 use crate::failure::Failure;
 use crate::opening;
@@ -40,6 +39,7 @@ struct Report<'a> {
     value_bytes: usize,
     in_memory: bool,
     synced: bool,
+    transaction: bool,
     durable: bool,
     page_size: u32,
     phases: &'a [Phase],
@@ -52,16 +52,28 @@ pub fn run(global: &GlobalOptions, args: &SpeedArgs) -> Result<(), Failure> {
             "--durable: a database in memory (--internal) is on no disk; leave out one of them";
         return Err(Failure::Usage(text.into()));
     }
-    let place = Place::new(args)?;
+    let place =
+        if args.internal { Place::Memory } else { Place::new("speed", args.file.as_deref())? };
     let mut options = opening::options(global);
     opening::with_creation(options.create_new(true), &args.new);
     let db = match place.path() {
         Some(path) => options.open(path)?,
         None => options.open_in_memory()?,
     };
-    let mut speed = Speed { args, db, path: place.path(), out: Output::new(), phases: Vec::new() };
-    speed.run_all_phases()?;
-    let Speed { db, mut out, phases, .. } = speed;
+    let mut speed = Speed {
+        args,
+        durable: global.durable,
+        db: &db,
+        path: place.path(),
+        out: Output::new(),
+        phases: Vec::new(),
+    };
+    if args.transaction {
+        speed.run_all_phases::<Transaction<'_>>()?;
+    } else {
+        speed.run_all_phases::<&Db>()?;
+    }
+    let Speed { mut out, phases, .. } = speed;
     if args.json {
         out.json(&Report {
             records: args.records,
@@ -72,6 +84,7 @@ pub fn run(global: &GlobalOptions, args: &SpeedArgs) -> Result<(), Failure> {
             value_bytes: args.value_size,
             in_memory: args.internal,
             synced: !args.no_sync && !args.internal,
+            transaction: args.transaction,
             durable: global.durable,
             page_size: db.stat()?.page_size,
             phases: &phases,
@@ -88,43 +101,112 @@ enum Kind {
     Writes,
 }
 
+/// What the operations of a phase go to: the database itself, or a transaction as long as the phase.
+trait Target<'a>: Sized {
+    /// Whether the sync behind the phase is part of its time.
+    const IS_SYNC_TIMED: bool;
+    fn begin(db: &'a Db) -> ntdb::Result<Self>;
+    fn end(self, durable: bool) -> ntdb::Result<()>;
+    fn insert(&mut self, key: &[u8], value: &[u8]) -> ntdb::Result<bool>;
+    fn get_into(&mut self, key: &[u8], buffer: &mut [u8]) -> ntdb::Result<Option<usize>>;
+    fn delete(&mut self, key: &[u8]) -> ntdb::Result<bool>;
+    fn append(&mut self, key: &[u8], bytes: &[u8]) -> ntdb::Result<u64>;
+    fn for_each(&mut self, f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> ntdb::Result<u64>;
+}
+
+/// The four operations that the database and its transactions have in common.
+macro_rules! pass_on {
+    () => {
+        fn insert(&mut self, key: &[u8], value: &[u8]) -> ntdb::Result<bool> {
+            (*self).insert(key, value)
+        }
+        fn get_into(&mut self, key: &[u8], buffer: &mut [u8]) -> ntdb::Result<Option<usize>> {
+            (*self).get_into(key, buffer)
+        }
+        fn delete(&mut self, key: &[u8]) -> ntdb::Result<bool> {
+            (*self).delete(key)
+        }
+        fn append(&mut self, key: &[u8], bytes: &[u8]) -> ntdb::Result<u64> {
+            (*self).append(key, bytes)
+        }
+        fn for_each(
+            &mut self,
+            f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+        ) -> ntdb::Result<u64> {
+            (*self).for_each(f)
+        }
+    };
+}
+
+impl<'a> Target<'a> for &'a Db {
+    const IS_SYNC_TIMED: bool = true;
+
+    fn begin(db: &'a Db) -> ntdb::Result<Self> {
+        Ok(db)
+    }
+
+    fn end(self, _durable: bool) -> ntdb::Result<()> {
+        Ok(())
+    }
+
+    pass_on!();
+}
+
+impl<'a> Target<'a> for Transaction<'a> {
+    const IS_SYNC_TIMED: bool = false;
+
+    fn begin(db: &'a Db) -> ntdb::Result<Self> {
+        db.begin()
+    }
+
+    fn end(self, durable: bool) -> ntdb::Result<()> {
+        if durable { self.commit() } else { self.commit_relaxed() }
+    }
+
+    pass_on!();
+}
+
 struct Speed<'a> {
     args: &'a SpeedArgs,
-    db: Db,
+    durable: bool,
+    db: &'a Db,
     path: Option<&'a Path>,
     out: Output,
     phases: Vec<Phase>,
 }
 
-impl Speed<'_> {
-    fn run_all_phases(&mut self) -> Result<(), Failure> {
-        // Two copies of the loops, so that they measure the database and not calls by pointer.
+impl<'a> Speed<'a> {
+    fn run_all_phases<T: Target<'a>>(&mut self) -> Result<(), Failure> {
+        // A copy of the loops for each kind of target and of keys, so that they measure the database and not calls by pointer.
         match self.args.keys {
-            KeyOrder::Seq => self.run_phases(u32::to_le_bytes),
-            KeyOrder::Random => self.run_phases(|index| scramble(index).to_le_bytes()),
+            KeyOrder::Seq => self.run_phases::<T>(u32::to_le_bytes),
+            KeyOrder::Random => self.run_phases::<T>(|index| scramble(index).to_le_bytes()),
         }
     }
 
-    fn run_phases(&mut self, key: impl Fn(u32) -> [u8; 4] + Copy) -> Result<(), Failure> {
+    fn run_phases<T: Target<'a>>(
+        &mut self,
+        key: impl Fn(u32) -> [u8; 4] + Copy,
+    ) -> Result<(), Failure> {
         let n = self.args.records;
         let permuted = move |j: u32, offset: u64| ((u64::from(j) + offset) % u64::from(n)) as u32;
         let mut values = Values::new(self.args.value_size);
         let mut found = vec![0; self.args.value_size];
 
-        self.phase("Adding", Kind::Writes, n, |db| {
+        self.phase("Adding", Kind::Writes, n, |db: &mut T| {
             count(0..n, |i| db.insert(&key(i), values.of(i)))
         })?;
-        self.phase("Finding", Kind::Reads, n, |db| {
+        self.phase("Finding", Kind::Reads, n, |db: &mut T| {
             count(0..n, |i| {
                 let length = db.get_into(&key(i), &mut found)?;
                 Ok(length == Some(found.len()) && values.is(i, &found))
             })
         })?;
-        self.phase("Missing", Kind::Reads, n, |db| {
+        self.phase("Missing", Kind::Reads, n, |db: &mut T| {
             // 2N and up: what Churning adds ends below.
             count(2 * n..3 * n, |i| Ok(db.get_into(&key(i), &mut found)?.is_none()))
         })?;
-        self.phase("Traversing", Kind::Reads, n, |db| {
+        self.phase("Traversing", Kind::Reads, n, |db: &mut T| {
             let mut bytes = 0;
             let visited = db.for_each(|key, value| {
                 bytes += key.len() + value.len();
@@ -133,17 +215,17 @@ impl Speed<'_> {
             let whole = bytes as u64 == u64::from(n) * (4 + values.size as u64);
             Ok(if whole { visited } else { 0 })
         })?;
-        self.phase("Deleting", Kind::Writes, n, |db| {
+        self.phase("Deleting", Kind::Writes, n, |db: &mut T| {
             count(0..n, |j| db.delete(&key(permuted(j, DELETING_OFFSET))))
         })?;
-        self.phase("Re-adding", Kind::Writes, n, |db| {
+        self.phase("Re-adding", Kind::Writes, n, |db: &mut T| {
             count(0..n, |i| db.insert(&key(i), values.of(i)))
         })?;
         let doubled_bytes = 2 * self.args.value_size as u64;
-        self.phase("Appending", Kind::Writes, n, |db| {
+        self.phase("Appending", Kind::Writes, n, |db: &mut T| {
             count(0..n, |i| Ok(db.append(&key(i), values.of(i))? == doubled_bytes))
         })?;
-        self.phase("Churning", Kind::Writes, n, |db| {
+        self.phase("Churning", Kind::Writes, n, |db: &mut T| {
             count(0..n, |j| {
                 let i = permuted(j, CHURNING_OFFSET);
                 Ok(db.delete(&key(i))? && db.insert(&key(i + n), values.of(i))?)
@@ -153,19 +235,25 @@ impl Speed<'_> {
     }
 
     /// Times a phase, which returns how many of its operations answered as they should.
-    fn phase(
+    fn phase<T: Target<'a>>(
         &mut self,
         name: &'static str,
         kind: Kind,
         operations: u32,
-        run: impl FnOnce(&Db) -> ntdb::Result<u64>,
+        run: impl FnOnce(&mut T) -> ntdb::Result<u64>,
     ) -> Result<(), Failure> {
+        let is_synced = kind == Kind::Writes && !self.args.no_sync && self.path.is_some();
         let started = Instant::now();
-        let right = run(&self.db)?;
-        if kind == Kind::Writes && !self.args.no_sync && self.path.is_some() {
+        let mut target = T::begin(self.db)?;
+        let right = run(&mut target)?;
+        target.end(self.durable)?;
+        let mut took = started.elapsed();
+        if is_synced {
             self.db.sync()?;
+            if T::IS_SYNC_TIMED {
+                took = started.elapsed();
+            }
         }
-        let took = started.elapsed();
         self.expect(name, right)?;
         let file_bytes = self.file_bytes()?;
         let ns_per_operation = took.as_nanos() as f64 / f64::from(operations);
@@ -253,100 +341,6 @@ impl Values {
             }
             None => *value == index.to_le_bytes()[..self.size],
         }
-    }
-}
-
-/// Where the database lies, and whether it goes away afterwards.
-enum Place {
-    Memory,
-    Kept(PathBuf),
-    Temporary { dir: PathBuf, file: PathBuf },
-}
-
-impl Place {
-    fn new(args: &SpeedArgs) -> Result<Place, Failure> {
-        if args.internal {
-            return Ok(Place::Memory);
-        }
-        if let Some(path) = &args.file {
-            return Ok(Place::Kept(path.clone()));
-        }
-        // A directory of our own: nobody else can put a file where ours and its companions go.
-        let parent = std::env::temp_dir();
-        let nanoseconds = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.subsec_nanos());
-        let dir = parent.join(format!("ntdb-speed-{}-{nanoseconds}", std::process::id()));
-        fs::DirBuilder::new().mode(0o700).create(&dir).map_err(|source| Failure::File {
-            name: dir.display().to_string(),
-            action: "make the temporary directory",
-            source,
-        })?;
-        remove_on_signal(dir.clone());
-        let file = dir.join("speed.ntdb");
-        Ok(Place::Temporary { dir, file })
-    }
-
-    fn path(&self) -> Option<&Path> {
-        match self {
-            Place::Memory => None,
-            Place::Kept(file) | Place::Temporary { file, .. } => Some(file),
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if let Place::Temporary { dir, .. } = self {
-            match fs::remove_dir_all(&*dir) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    eprintln!("ntdb: {}: cannot remove: {error}; remove it by hand", dir.display());
-                }
-                _ => {}
-            }
-        }
-    }
-}
-
-/// Sees to it that `dir` is removed, too, when a signal asks the program to end.
-///
-/// The signals are blocked for all threads, those to come included, and a thread waits for them;
-/// having removed the directory it lets the signal do what it does by default. One that is ignored
-/// (`nohup`) stays ignored.
-fn remove_on_signal(dir: PathBuf) {
-    // SAFETY: the sets and actions are plain memory that the calls fill in or read; a thread that
-    // blocks signals and waits for them touches nothing of other threads.
-    let signals = unsafe {
-        let mut signals: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut signals);
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(signal, std::ptr::null(), &mut action);
-            if action.sa_sigaction == libc::SIG_DFL {
-                libc::sigaddset(&mut signals, signal);
-            }
-        }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &signals, std::ptr::null_mut());
-        signals
-    };
-    let wait = move || {
-        let mut signal = 0;
-        // SAFETY: as above.
-        while unsafe { libc::sigwait(&signals, &mut signal) } != 0 {}
-        // The benchmark goes on, and may make a file between two steps of the removal.
-        let removed = (0..100).any(|_| fs::remove_dir_all(&dir).is_ok() || !dir.exists());
-        if !removed {
-            eprintln!("ntdb: {}: cannot remove; remove it by hand", dir.display());
-        }
-        // SAFETY: as above; raised in this thread, which then takes the default action.
-        unsafe {
-            libc::signal(signal, libc::SIG_DFL);
-            libc::raise(signal);
-            libc::pthread_sigmask(libc::SIG_UNBLOCK, &signals, std::ptr::null_mut());
-        }
-    };
-    // Without the thread the signals must do what they did.
-    if std::thread::Builder::new().spawn(wait).is_err() {
-        // SAFETY: as above.
-        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &signals, std::ptr::null_mut()) };
     }
 }
 
