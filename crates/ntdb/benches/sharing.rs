@@ -3,13 +3,14 @@
 //! 1. **Durable puts**: each process puts its own keys, waiting for the disk each time. Beside it, in the same run, one process that
 //!    does the same the naive way: append 20 bytes to a file, fdatasync. Shown as their ratio.
 //! 2. **Relaxed puts** on 100,000 keys: throughput of all together against that of one alone, and the longest that
-//!    anybody waited for one put.
+//!    anybody waited for one put. Beside it, how long a cache line takes from one processor to the other.
 //! 3. **Readers beside a writer**: gets per second of one process, alone and while another writes.
 
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::time::{Duration, Instant};
 
 use ntdb::{Db, Durability};
@@ -112,6 +113,25 @@ fn naive(dir: &Path, time: Duration) -> f64 {
     rate
 }
 
+/// How long one word takes from one processor to the other and to be seen there: half a round trip. A virtual machine's
+/// processors may lie together at one time and far apart at another, which decides what sharing costs.
+fn line_moves_in() -> Duration {
+    const ROUNDS: u64 = 200_000;
+    let reports = shared_reports(1);
+    let word = &reports[0].longest_ns;
+    let start = Instant::now();
+    processes(2, |number, _| {
+        for round in 0..ROUNDS {
+            let (mine, next) = (2 * round + number as u64, 2 * round + number as u64 + 1);
+            while word.load(Acquire) != mine {
+                std::hint::spin_loop();
+            }
+            word.store(next, Release);
+        }
+    });
+    start.elapsed() / (2 * ROUNDS) as u32
+}
+
 fn relaxed(dir: &Path, count: usize, time: Duration) -> f64 {
     let path = dir.join("relaxed.ntdb");
     let _ = std::fs::remove_file(&path);
@@ -171,10 +191,15 @@ fn main() {
         let rate = durable(dir.path(), count, time);
         println!("    {:.1} times one fdatasync per put", rate / one_sync_each);
     }
-    let alone = relaxed(dir.path(), 1, time);
     for count in [2, 4, 8, 16] {
+        // One alone anew each time: what else the machine does changes from minute to minute.
+        let alone = relaxed(dir.path(), 1, time);
         let rate = relaxed(dir.path(), count, time);
-        println!("    {:.2} of one alone", rate / alone);
+        println!(
+            "    {:.2} of one alone; a cache line moves in {:.0?}",
+            rate / alone,
+            line_moves_in()
+        );
     }
     let undisturbed = readers(dir.path(), 0, time);
     let beside = readers(dir.path(), 1, time);

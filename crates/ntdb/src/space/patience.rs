@@ -17,7 +17,7 @@ use crate::transaction::writer::Writer;
 use super::retire;
 
 /// How long anybody waits, and all together during one checkpoint.
-const PATIENCE: Duration = Duration::from_millis(30);
+const PATIENCE: Duration = Duration::from_millis(15);
 /// So many free pages are enough for any operation.
 const ENOUGH: u64 = 32;
 
