@@ -14,7 +14,7 @@
 //!
 //! | image | content |
 //! | --- | --- |
-//! | `INODE.durable` | at the beginning of the last completed sync |
+//! | `INODE.durable` | at the beginning of the last completed sync, and ranges synced since |
 //! | `INODE.pending` | at the beginning of a sync that has not returned |
 //! | `INODE.between-N` | at some moment since |
 //! | `INODE.last` | just before the file was unlinked or replaced |
@@ -149,6 +149,20 @@ fn note(
         }
         What::SyncEnd { ok: true } => {
             fs::rename(image(images, inode, "pending"), image(images, inode, "durable"))?;
+        }
+        What::RangeSynced { offset, len, ok: true } => {
+            let durable = image(images, inode, "durable");
+            if let Ok(mut bytes) = fs::read(&durable) {
+                let now = fs::read(&path)?;
+                let range = offset as usize..(offset + len) as usize;
+                let end = range.end.max(bytes.len());
+                bytes.resize(end, 0);
+                bytes[range.clone()].copy_from_slice(&now[range]);
+                // Whoever is killed here leaves the old image or the new one.
+                let pending = image(images, inode, "patched");
+                fs::write(&pending, bytes)?;
+                fs::rename(&pending, &durable)?;
+            }
         }
         What::Unlink => {
             fs::copy(&path, image(images, inode, "last"))?;

@@ -66,6 +66,31 @@ fn many_updates_of_few_records_fill_the_disk() {
 }
 
 #[test]
+fn steady_churn_makes_the_file_grow_for_ever() {
+    // On a disk that takes longer than a quarter of a second for a checkpoint there is a third tree.
+    let dir = TempDir::inside(std::path::Path::new("/dev/shm"));
+    let path = dir.path().join("test.ntdb");
+    let pairs = lab::number("NTDB_TEST_CHURN", 4_000_000);
+    for value in [4, 100] {
+        let db = Options::new().create(true).open(&path).expect("create");
+        let put = |n: u64| db.put(&(n as u32).to_le_bytes(), &vec![n as u8; value]).expect("put");
+        (0..100_000).for_each(put);
+        db.checkpoint().expect("checkpoint");
+        let fresh = db.stat().expect("stat").file_bytes;
+        for n in 0..pairs {
+            assert!(db.delete(&(n as u32).to_le_bytes()).expect("delete"));
+            put(n + 100_000);
+        }
+        let now = db.stat().expect("stat").file_bytes;
+        println!("values of {value} bytes: {now} bytes after {pairs} pairs, {fresh} fresh");
+        assert!(now * 2 <= fresh * 5, "values of {value} bytes: from {fresh} to {now} bytes");
+        lab::demand_clean(&db, "at the end");
+        db.close().expect("close");
+        std::fs::remove_file(&path).expect("remove");
+    }
+}
+
+#[test]
 fn an_almost_empty_database_takes_megabytes() {
     for (records, limit) in [(0u32, 64 << 10), (1, 64 << 10), (100, 64 << 10)] {
         let dir = TempDir::new();

@@ -399,6 +399,7 @@ impl Db {
         let core = self.core();
         let stripe = core.shm.stripe(stripe_of(hash));
         let mut deadline = None;
+        let mut has_waited = false;
         if self.lock_timeout.is_some() && core.control().writer_lock.is_held() {
             deadline = self.deadline();
         }
@@ -421,9 +422,9 @@ impl Db {
                     {
                         drop(writer);
                         self.environment.secure_log_room(bytes, self.deadline())?;
-                    } else if patience::is_advisable(&mut writer)? {
+                    } else if !has_waited && patience::is_advisable(&mut writer)? {
                         drop(writer);
-                        patience::wait(core, self.deadline());
+                        has_waited = !patience::wait(core, self.deadline());
                     } else {
                         return Ok(writer);
                     }

@@ -29,13 +29,14 @@ pub fn read_meta(core: &Core, index: u32) -> Result<Meta> {
     Meta::decode(&copy).map_err(|problem| core.corrupt(number, problem.to_string()))
 }
 
-/// Writes an encoded meta page and makes it, and all data written before, durable.
+/// Writes an encoded meta page and makes it durable. What it speaks of has been synced before; what writers have changed since
+/// is not waited for.
 fn write_meta(core: &Core, index: u32, bytes: &[u8]) -> Result<()> {
     let Some(data) = &core.data else { return Ok(()) };
     let offset = core.place(PageNo(META_PAGES[index as usize & 1]), 0);
     data.write_all_at(bytes, offset).map_err(|e| core.io("write a meta page", e))?;
     crash_point("meta.written");
-    sync_data(core)?;
+    data.sync_written(bytes, offset).map_err(|e| poison(core, &e))?;
     crash_point("meta.synced");
     Ok(())
 }

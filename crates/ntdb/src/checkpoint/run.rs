@@ -131,6 +131,11 @@ pub fn run(
         // From now on nobody but the holder of the checkpoint lock writes a meta page (see `start_log`).
         start_log(context, deadline_after(limit))?;
     }
+    if purpose == Purpose::Periodic && core.control().log.exists.load(Acquire) == 1 {
+        // Most of what must be synced before the meta page is written. Who waits for this checkpoint need not wait for that.
+        let tail = Lsn(core.control().writer.tail.load(Acquire));
+        if_in_time(context.logs.sync_to(core, tail, deadline_after(limit)))?;
+    }
     crash_point("checkpoint.begin");
     // Of a large operation that failed, whose chunks would keep the log from being re-used.
     claim::abandon_left(core, limit)?;
@@ -138,7 +143,7 @@ pub fn run(
     let frozen = {
         let mut writer = Writer::lock(core, deadline_after(limit))?;
         let frozen = freeze(&mut writer, true)?;
-        core.control().checkpoint.growth_limit.store(growth_limit, Relaxed);
+        patience::begin(core, growth_limit);
         frozen
     };
     let result = write_and_publish(context, &frozen, purpose, limit);

@@ -21,9 +21,9 @@ use super::locate::{self, DirectoryRef, Path, Root};
 use super::lookup;
 use super::structure::{self, Progress};
 
-/// Buckets are joined when their records take at most this share of a page, in percent. They are split again at 94, when there
-/// are almost twice as many, and have 94 together after that.
-const JOIN_PERCENT: usize = 47;
+/// Buckets are joined when their records take at most this share of a page, in percent. They are split again at 94, so a load that
+/// goes up and down a little does not do both in turn; the more they are joined, the fuller is a tree from which records come and go.
+const JOIN_PERCENT: usize = 75;
 /// A chain is rebuilt when its records take at most this share of its pages.
 const CHAIN_PERCENT: usize = 25;
 /// Most steps after one operation, of some microseconds each. Usually there are one or two; but when the last record of many with
@@ -36,7 +36,7 @@ const STEPS: u32 = 256;
 pub fn is_worth_a_look(bucket: &Bucket, len: usize) -> bool {
     let live = bucket.live_bytes();
     let level = (bucket.record_room() / 16).max(1);
-    live <= 4 * level && (live == 0 || live / level != (live + len) / level)
+    live <= 7 * level && (live == 0 || live / level != (live + len) / level)
 }
 
 /// Makes the tree smaller around `hash`, as far as it can be. Changes nothing a user can see.

@@ -229,6 +229,8 @@ pub struct CheckpointWords {
     pub growth_limit: AtomicU32,
     /// Epoch of a checkpoint for which nobody waits any more.
     pub unwaited_epoch: AtomicU64,
+    /// When the running checkpoint began, in nanoseconds of the monotonic clock.
+    pub began_ns: AtomicU64,
 }
 
 /// Free space, apart from the bits themselves. Hints, but for the last ones; under the writer lock.

@@ -16,7 +16,7 @@ use crate::transaction::writer::Writer;
 use crate::types::{PageNo, Run};
 
 use super::bits::Search;
-use super::{bits, retire};
+use super::{bits, patience, retire};
 
 /// The file grows by an eighth of itself, but at least this many bytes (a small database stays small) ...
 const GROWTH_BYTES_MIN: u64 = 64 << 10;
@@ -189,7 +189,9 @@ fn search(writer: &Writer, pages: u32) -> Option<PageNo> {
 /// Lets the file grow by at least `pages` pages.
 fn grow(writer: &mut Writer, pages: u32) -> Result<()> {
     let present = writer.core.control().readers.file_pages.load(Relaxed);
-    let generous = growth_pages(writer.core, present, pages);
+    let generous = growth_pages(writer.core, present, pages)
+        .min(patience::growth_pages(writer.core, present))
+        .max(pages as u64);
     match grow_by(writer, present, generous) {
         Err(Error::Full { .. }) if generous > pages as u64 => {
             grow_by(writer, present, pages as u64)

@@ -2,8 +2,10 @@
 //!
 //! While a checkpoint runs there may be three trees: the durable checkpoint's, the one that is being written, and the present one,
 //! which a fast writer makes in those milliseconds if the database is small. When it is done, one of the three is free. So a writer
-//! that needs the file to grow beyond two trees waits for it, without the writer lock, if that does not take long: when somebody
-//! has waited for [`PATIENCE`], nobody waits for this checkpoint any more. All words here are hints.
+//! that needs the file to grow beyond two trees waits for it, without the writer lock: each operation for [`PATIENCE`] at most,
+//! after which it lets the file grow by what it needs. A checkpoint that lasts longer than [`LASTING`] is not waited for any more:
+//! the database is large then, and few of its pages change meanwhile; or the disk is slow, or somebody is stopped. All words here
+//! are hints.
 
 use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
@@ -16,8 +18,12 @@ use crate::transaction::writer::Writer;
 
 use super::retire;
 
-/// How long anybody waits, and all together during one checkpoint.
+/// How long an operation waits.
 const PATIENCE: Duration = Duration::from_millis(15);
+/// How long a checkpoint is waited for.
+const LASTING: Duration = Duration::from_millis(250);
+/// By so many pages at most the file grows beyond the limit at once.
+const GROWTH_PAGES: u64 = 8;
 /// So many free pages are enough for any operation.
 const ENOUGH: u64 = 32;
 
@@ -28,6 +34,25 @@ pub fn limit(core: &Core) -> u32 {
     let free = control.writer.free_pages.load(Relaxed);
     let tree = file_pages.saturating_sub(free).saturating_sub(retire::pages_roughly(core));
     (2 * tree + tree / 32 + 2 * ENOUGH).min(u32::MAX as u64) as u32
+}
+
+/// A checkpoint begins.
+pub fn begin(core: &Core, growth_limit: u32) {
+    let words = &core.control().checkpoint;
+    words.began_ns.store(futex::monotonic_ns(), Relaxed);
+    words.growth_limit.store(growth_limit, Relaxed);
+}
+
+/// By how many pages a file of `present` pages should grow at most, if more are not needed now.
+pub fn growth_pages(core: &Core, present: u32) -> u64 {
+    let words = &core.control().checkpoint;
+    if words.phase.load(Relaxed) == phase::IDLE
+        || words.unwaited_epoch.load(Relaxed) == words.running_epoch.load(Relaxed)
+    {
+        return u64::MAX;
+    }
+    let left = words.growth_limit.load(Relaxed).saturating_sub(present);
+    (left as u64).max(GROWTH_PAGES)
 }
 
 /// Whether the holder of the writer lock should let it go and [`wait`].
@@ -54,8 +79,8 @@ fn is_tight(writer: &mut Writer) -> Result<bool> {
     Ok(!enough())
 }
 
-/// Waits for the end of the running checkpoint, but not long.
-pub fn wait(core: &Core, deadline: Option<Instant>) {
+/// Waits for the end of the running checkpoint, but not long. Says whether it has ended.
+pub fn wait(core: &Core, deadline: Option<Instant>) -> bool {
     let words = &core.control().checkpoint;
     let epoch = words.running_epoch.load(Relaxed);
     let own = Instant::now() + PATIENCE;
@@ -63,12 +88,15 @@ pub fn wait(core: &Core, deadline: Option<Instant>) {
     loop {
         let ended = words.completed.load(Acquire);
         if words.phase.load(Acquire) == phase::IDLE || words.running_epoch.load(Relaxed) != epoch {
-            return;
+            return true;
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            words.unwaited_epoch.store(epoch, Relaxed);
-            return;
+            let lasted_ns = futex::monotonic_ns().wrapping_sub(words.began_ns.load(Relaxed));
+            if lasted_ns > LASTING.as_nanos() as u64 {
+                words.unwaited_epoch.store(epoch, Relaxed);
+            }
+            return false;
         }
         futex::wait(&words.completed, ended, Some(left));
     }
@@ -80,7 +108,8 @@ mod tests {
     use crate::Db;
     use crate::checkpoint::{freeze, publish};
 
-    /// Whoever would have to let the file grow waits for the checkpoint, but only once, and not for what is no checkpoint.
+    /// Whoever would have to let the file grow waits for the checkpoint, but not for one that lasts long, and not for what is
+    /// no checkpoint.
     #[test]
     fn growth_waits_for_a_checkpoint_once() {
         let dir = tempfile::tempdir().unwrap();
@@ -96,7 +125,7 @@ mod tests {
             let mut writer = Writer::lock(core, None).unwrap();
             let frozen = freeze::freeze(&mut writer, false).unwrap();
             assert!(!is_advisable(&mut writer).unwrap(), "without a limit");
-            control.checkpoint.growth_limit.store(growth_limit, Relaxed);
+            begin(core, growth_limit);
             // Only a hint: as if no page were free.
             control.writer.free_pages.store(0, Relaxed);
             frozen.epoch
@@ -108,10 +137,18 @@ mod tests {
         };
         let epoch = begin_checkpoint(file);
         assert!(put(1) >= PATIENCE);
+        assert_ne!(control.checkpoint.unwaited_epoch.load(Relaxed), epoch.0);
+        assert_eq!(growth_pages(core, control.readers.file_pages.load(Relaxed)), GROWTH_PAGES);
+        // It has lasted long by now.
+        let long_ago = futex::monotonic_ns() - LASTING.as_nanos() as u64;
+        control.checkpoint.began_ns.store(long_ago, Relaxed);
+        control.writer.free_pages.store(0, Relaxed);
+        assert!(put(1) >= PATIENCE);
         assert_eq!(control.checkpoint.unwaited_epoch.load(Relaxed), epoch.0);
+        assert_eq!(growth_pages(core, file), u64::MAX);
         let mut writer = Writer::lock(core, None).unwrap();
         control.writer.free_pages.store(0, Relaxed);
-        assert!(!is_advisable(&mut writer).unwrap(), "not twice");
+        assert!(!is_advisable(&mut writer).unwrap(), "not for ever");
         drop(writer);
         publish::forget(core, None).unwrap();
         // The file is short enough.
@@ -125,7 +162,7 @@ mod tests {
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| wait(core, None));
             publish::forget(core, None).unwrap();
-            waiting.join().unwrap();
+            assert!(waiting.join().unwrap());
         });
         let mut writer = Writer::lock(core, None).unwrap();
         assert!(!is_advisable(&mut writer).unwrap(), "none runs");

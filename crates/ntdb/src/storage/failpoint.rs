@@ -57,6 +57,15 @@ pub enum What<'a> {
         /// Whether it succeeded.
         ok: bool,
     },
+    /// These bytes have been made durable, and no others.
+    RangeSynced {
+        /// Where, in bytes.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+        /// Whether it succeeded.
+        ok: bool,
+    },
     /// Bytes are about to be written by a system call (stores into a mapping go unseen).
     Write {
         /// Where, in bytes.

@@ -252,6 +252,49 @@ impl File {
         })
     }
 
+    /// Makes `bytes`, which have been written at `offset`, durable by writing them once more, and nothing else: what others
+    /// have written to the file, or stored into a mapping of it, is not waited for. The file must be long enough already.
+    /// For errors holds what [`File::sync_data`] says.
+    pub fn sync_written(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let len = bytes.len() as u64;
+        self.tell(What::Write { offset, len });
+        let result = (|| {
+            fail_if_planned!("fdatasync", self.kind);
+            match self.write_through(bytes, offset) {
+                // A file system that knows no such flag.
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    self.inner.sync_data()
+                }
+                result => result,
+            }
+        })();
+        self.tell(What::RangeSynced { offset, len, ok: result.is_ok() });
+        result
+    }
+
+    /// Writes as if the file had been opened with O_DSYNC.
+    fn write_through(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let rest = &bytes[done..];
+            let part =
+                libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+            let at = (offset + done as u64) as i64;
+            // SAFETY: one part, whose bytes are borrowed and only read.
+            let written =
+                unsafe { libc::pwritev2(self.inner.as_raw_fd(), &part, 1, at, libc::RWF_DSYNC) };
+            match written {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                1.. => done += written as usize,
+                _ => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
+            }
+        }
+        Ok(())
+    }
+
     /// As [`File::sync_data`], with mode, owner and times (fsync).
     pub fn sync_all(&self) -> io::Result<()> {
         self.synced(|| {

@@ -85,6 +85,14 @@ pub fn wake_as(word: &AtomicU32, count: u32, classes: u32) -> usize {
 }
 
 /// The monotonic time `timeout` from now; `None` if that is beyond what the clock can say.
+/// Nanoseconds of the clock that all processes of a machine share; it stands for nothing after a boot.
+pub fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes to a local; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
 fn monotonic_after(timeout: Duration) -> Option<libc::timespec> {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is a valid place for the result; this clock always exists.
