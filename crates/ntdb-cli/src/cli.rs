@@ -187,6 +187,29 @@ Examples:
   ntdb recover users.ntdb rescued.ntdb && mv rescued.ntdb users.ntdb
   ntdb recover users.ntdb rescued.ntdb --json | jq -r '.problems[]'")]
     Recover(RecoverArgs),
+    /// Let several processes loose on one file, and prove that nothing breaks
+    #[command(long_about = "\
+Let several processes loose on one file, and prove that nothing breaks. Each of them stores, appends,
+deletes, reads, traverses and takes key locks at random, on keys of its own and on common ones;
+with --transactions also in transactions, with savepoints, that are committed, durably or not, made
+ready before, or aborted. Every value proves itself by a checksum and a counter, and each process
+announces outside the database what it begins and what was acknowledged to it, so that a lost, torn,
+doubled, resurrected or invented value is noticed, and half a transaction as well. With --kill
+processes are killed (SIGKILL) at random moments, now and then all at once, and replaced. In the end
+everything is compared, and checked as `ntdb check` does.
+
+Prints OK, with status 0; or what broke, with status 3 (4 if `check` found it), and where the file is.
+The same seed makes every process do the same operations; in which order they mix, and where a kill
+comes, is left to chance.")]
+    #[command(after_help = "\
+Examples:
+  ntdb torture
+  ntdb torture --processes 8 --loops 100000 --kill --transactions
+  ntdb torture --seed 7 --transactions --file broken.ntdb --json")]
+    Torture(TortureArgs),
+    /// What a process of `torture` does
+    #[command(hide = true)]
+    TortureWorker(TortureWorkerArgs),
     /// Measure speed
     Bench(BenchArgs),
 }
@@ -433,6 +456,58 @@ pub struct RecoverArgs {
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `torture`.
+#[derive(Args, Debug)]
+pub struct TortureArgs {
+    /// How many processes
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(value_parser = |text: &str| parse_number(text, 1, 256))]
+    pub processes: u32,
+    /// How many operations each process does
+    #[arg(long, value_name = "N", default_value_t = 5000)]
+    pub loops: u64,
+    /// What all chance follows from
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Kill processes, and replace them
+    #[arg(long)]
+    pub kill: bool,
+    /// Use transactions, too
+    #[arg(long)]
+    pub transactions: bool,
+    /// Use this new file and leave it there; without, a temporary file in $TMPDIR
+    #[arg(long, value_name = "PATH")]
+    pub file: Option<PathBuf>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Properties of the new database.
+    #[command(flatten)]
+    pub new: CreateOptions,
+}
+
+/// Arguments of the hidden `torture-worker`.
+#[derive(Args, Debug)]
+pub struct TortureWorkerArgs {
+    /// The database
+    pub file: PathBuf,
+    /// The notice board
+    #[arg(long)]
+    pub board: PathBuf,
+    /// Which writer it is
+    #[arg(long)]
+    pub writer: u32,
+    /// How many operations it does
+    #[arg(long)]
+    pub loops: u64,
+    /// What all chance follows from
+    #[arg(long)]
+    pub seed: u64,
+    /// Use transactions, too
+    #[arg(long)]
+    pub transactions: bool,
 }
 
 /// Arguments of `bench`.

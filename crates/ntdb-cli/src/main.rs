@@ -2,7 +2,7 @@
 //!
 //! - `cli` declares the command line; `commands` holds one module per subcommand.
 //! - `text` holds the three text formats of `load` and `dump`, one codec per file.
-//! - `bench` holds the benchmarks.
+//! - `bench` holds the benchmarks; `commands::torture` runs the workload of `ntdb_proof`.
 //! - `failure` is the one error type, and where exit statuses are decided.
 //!
 //! Data go to standard output, messages to standard error. A reader of our output that goes away
@@ -60,6 +60,8 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Stat(args) => commands::stat::run(global, args),
         Command::Check(args) => commands::check::run(global, args),
         Command::Recover(args) => commands::recover::run(global, args),
+        Command::Torture(args) => commands::torture::run(global, args),
+        Command::TortureWorker(args) => commands::torture::work(global, args),
         Command::Bench(args) => match &args.benchmark {
             cli::Benchmark::Speed(args) => bench::speed::run(global, args),
             cli::Benchmark::Grow(args) => bench::grow::run(global, args),

@@ -1,6 +1,7 @@
 //! Opens databases as the command line's options say.
 
 use std::path::Path;
+use std::process::Command;
 
 use ntdb::{Db, Durability, Options};
 
@@ -20,6 +21,22 @@ pub fn options(global: &GlobalOptions) -> Options {
         options.address_space(bytes);
     }
     options
+}
+
+/// Hands the options to a process of this program that opens the same database; but not `--durable`.
+pub fn pass_on(global: &GlobalOptions, command: &mut Command) {
+    if let Some(limit) = global.lock_timeout {
+        command.arg(format!("--lock-timeout={}", limit.as_secs_f64()));
+    }
+    if let Some(dir) = &global.shm_dir {
+        command.arg("--shm-dir").arg(dir);
+    }
+    if let Some(bytes) = global.address_space {
+        command.arg(format!("--address-space={bytes}"));
+    }
+    if global.allow_unsuitable_file_system {
+        command.arg("--allow-unsuitable-file-system");
+    }
 }
 
 /// Adds what matters to a new database only.

@@ -4,9 +4,9 @@ mod common;
 
 use common::Place;
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 14] = [
     "create", "get", "put", "insert", "append", "delete", "exists", "list", "load", "dump", "stat",
-    "check", "recover",
+    "check", "recover", "torture",
 ];
 
 #[test]
@@ -24,7 +24,10 @@ fn every_command_has_help_with_an_example() {
     assert!(help.contains("What is timed"), "{help}");
     let help = place.run(["bench", "grow", "--help"]).text();
     assert!(help.contains("ntdb bench grow 250000 10"), "{help}");
-    assert!(!all.contains("load-worker"), "an internal command is listed");
+    assert!(
+        !all.contains("load-worker") && !all.contains("torture-worker"),
+        "an internal command is listed"
+    );
 }
 
 #[test]

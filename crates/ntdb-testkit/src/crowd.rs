@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ntdb::{Db, Options};
+use ntdb_proof::adopt;
+use ntdb_proof::layout::Layout;
 
 use crate::board::Board;
 use crate::lab::{self, Lab, PATIENCE, Process, Worker};
 use crate::rng::mix;
-use crate::worker::adopt;
-use crate::worker::layout::Layout;
 
 /// A crowd of workers in role `mixed`.
 #[derive(Debug)]

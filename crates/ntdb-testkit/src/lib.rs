@@ -1,7 +1,8 @@
 //! Programs and simulators that the tests of ntdb run.
 //!
-//! - [`rng`], [`value`], [`board`]: what checks are made of: seeds, values that prove themselves,
-//!   and the notice board on which writers announce and acknowledge.
+//! - [`rng`], [`value`], [`board`]: what checks are made of, with the mixed workload from
+//!   `ntdb_proof`, which the program `ntdb` shares: seeds, values that prove themselves, and the
+//!   notice board on which writers announce and acknowledge.
 //! - [`args`], [`worker`]: the roles that the program `ntdb-worker` plays, one process each.
 //! - [`script`]: fixed lists of operations with the state after each, for crashes and power cuts.
 //! - [`powercut`]: builds the disk that a power cut may leave.
@@ -21,15 +22,14 @@
 //! ```
 #![deny(missing_docs)]
 
+pub use ntdb_proof::{board, rng, value};
+
 pub mod args;
-pub mod board;
 pub mod crash;
 pub mod crowd;
 pub mod hostile;
 pub mod lab;
 pub mod mount;
 pub mod powercut;
-pub mod rng;
 pub mod script;
-pub mod value;
 pub mod worker;

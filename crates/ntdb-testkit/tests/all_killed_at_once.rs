@@ -14,6 +14,7 @@ fn rounds(name: &str, options: &mut Options, rounds: u64) {
     let mut crowd = Crowd::new(lab, options, 4, 2, 48, 2_000, seed)
         .with("durable_one_in", 300)
         .with("reads", 20)
+        .with("transactions", 1)
         .with("scans", 0);
     let mut slowest = Duration::ZERO;
     for round in 0..rounds {

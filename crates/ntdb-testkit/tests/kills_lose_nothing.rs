@@ -18,6 +18,7 @@ fn kill(name: &str, options: &mut Options, kills: u64, hot: u64, large: u64) {
     let mut crowd = Crowd::new(lab, options, 6, 2, hot, large, seed)
         .with("durable_one_in", 500)
         .with("reads", 30)
+        .with("transactions", 1)
         .with("scans", 0);
     let db = Db::open(crowd.lab.database()).expect("open");
     crowd.start();

@@ -12,7 +12,9 @@ use ntdb_testkit::lab::{self, Lab};
 fn agree(name: &str, options: &mut Options, seconds: u64, hot: u64, large: u64) {
     let seed = lab::seed();
     let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
-    let mut crowd = Crowd::new(lab, options, 8, 2, hot, large, seed).with("durable_one_in", 2_000);
+    let mut crowd = Crowd::new(lab, options, 8, 2, hot, large, seed)
+        .with("durable_one_in", 2_000)
+        .with("transactions", 1);
     let db = Db::open(crowd.lab.database()).expect("open");
     crowd.start();
     let mut checks = 0;

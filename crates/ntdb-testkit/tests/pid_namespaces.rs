@@ -17,6 +17,7 @@ fn several_first_processes_share_and_die_safely() {
     let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
     let mut crowd = Crowd::new(lab, &mut Options::new(), 4, 2, 32, 1_000, seed)
         .under("unshare", UNSHARE)
+        .with("transactions", 1)
         .with("scans", 0)
         .with("reads", 30);
     let db = Db::open(crowd.lab.database()).expect("open");

@@ -88,6 +88,7 @@ fn at_random_moments_readers_go_on_and_writers_recover() {
     let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
     let mut crowd = Crowd::new(lab, &mut Options::new(), 4, 2, 48, 2_000, seed)
         .with("reads", 10)
+        .with("transactions", 1)
         .with("scans", 0);
     let db = Db::open(crowd.lab.database()).expect("open");
     crowd.start();

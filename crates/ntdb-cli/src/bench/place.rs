@@ -19,6 +19,8 @@ pub enum Place {
         dir: PathBuf,
         /// The file in it.
         file: PathBuf,
+        /// Whether it stays after all.
+        is_kept: bool,
     },
 }
 
@@ -40,7 +42,14 @@ impl Place {
         })?;
         remove_on_signal(dir.clone());
         let file = dir.join(format!("{name}.ntdb"));
-        Ok(Place::Temporary { dir, file })
+        Ok(Place::Temporary { dir, file, is_kept: false })
+    }
+
+    /// Keeps the temporary directory, because its file is evidence.
+    pub fn keep(&mut self) {
+        if let Place::Temporary { is_kept, .. } = self {
+            *is_kept = true;
+        }
     }
 
     /// Where the file is.
@@ -54,7 +63,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Place::Temporary { dir, .. } = self {
+        if let Place::Temporary { dir, is_kept: false, .. } = self {
             match fs::remove_dir_all(&*dir) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     eprintln!("ntdb: {}: cannot remove: {error}; remove it by hand", dir.display());

@@ -21,6 +21,7 @@ use crate::cli::{GlobalOptions, LoadArgs};
 use crate::commands::load_input::Input;
 use crate::commands::load_share::{Share, Tally};
 use crate::failure::Failure;
+use crate::opening;
 use crate::progress::{Progress, grouped};
 
 /// Deaths in a row without a report between them after which a share is given up: then it is the
@@ -223,7 +224,8 @@ impl Supervisor<'_> {
             command.arg(format!("--linger-at={VICTIM_LINGERS_AT_RECORD}"));
         }
         self.add_load_options(&mut command);
-        self.add_global_options(&mut command);
+        // Not `--durable`: the parent syncs once for all.
+        opening::pass_on(self.global, &mut command);
         command.arg("--").arg(self.args.file.as_path() as &Path);
         command.stdin(Stdio::from(self.input.try_clone()?)).stdout(Stdio::piped()).spawn()
     }
@@ -241,22 +243,6 @@ impl Supervisor<'_> {
             let mut option = std::ffi::OsString::from("--separator=");
             option.push(separator);
             command.arg(option);
-        }
-    }
-
-    /// Not `--durable`: the parent syncs once for all.
-    fn add_global_options(&self, command: &mut Command) {
-        if let Some(limit) = self.global.lock_timeout {
-            command.arg(format!("--lock-timeout={}", limit.as_secs_f64()));
-        }
-        if let Some(dir) = &self.global.shm_dir {
-            command.arg("--shm-dir").arg(dir);
-        }
-        if let Some(bytes) = self.global.address_space {
-            command.arg(format!("--address-space={bytes}"));
-        }
-        if self.global.allow_unsuitable_file_system {
-            command.arg("--allow-unsuitable-file-system");
         }
     }
 }

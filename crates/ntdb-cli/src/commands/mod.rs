@@ -17,3 +17,4 @@ pub mod load_worker;
 pub mod recover;
 pub mod stat;
 pub mod store;
+pub mod torture;

@@ -3,13 +3,11 @@
 //! A role ends with `Ok(report)` or with a description of the promise that it saw broken; the
 //! program prints it and exits with status 101, which no test overlooks.
 
-pub mod adopt;
 pub mod crowd;
 pub mod damaged;
 pub mod faulty;
 pub mod forged;
 pub mod forked;
-pub mod layout;
 pub mod mixed;
 pub mod scripted;
 pub mod simple;

@@ -6,6 +6,11 @@
 //!   order.
 //! - *Shared logs*: appended to by all writers. A writer's `n`-th append goes to log
 //!   `(n - 1) / LOG_APPENDS`, so that no log grows for ever and the place of each is known.
+//! - *Pairs*: two keys of each writer, which it stores together in a transaction, with the same
+//!   counter.
+//! - The *ledger*: some keys that all writers read, add to and write again, under a key lock or in a
+//!   transaction. A writer's `n`-th entry goes to key `n % LEDGER_KEYS` and takes the place of its
+//!   entry before there.
 
 /// Number of keys that all writers put.
 pub const SHARED_KEYS: u64 = 8;
@@ -61,4 +66,40 @@ pub fn log_key(index: u64) -> Vec<u8> {
 /// The shared log that the `counter`-th append of a writer goes to.
 pub fn log_of(counter: u64) -> u64 {
     (counter - 1) / LOG_APPENDS
+}
+
+/// Keys of the ledger.
+pub const LEDGER_KEYS: u64 = 4;
+
+/// The bytes of key `index` of the ledger.
+pub fn ledger_key(index: u64) -> Vec<u8> {
+    format!("ledger-{index}").into_bytes()
+}
+
+/// The last entry up to `entry` that went to key `index` of the ledger; 0 if there is none.
+pub fn last_entry_in(index: u64, entry: u64) -> u64 {
+    entry.saturating_sub((entry + LEDGER_KEYS - index) % LEDGER_KEYS)
+}
+
+/// The bytes of the two keys of the pair of `writer`.
+pub fn pair_keys(writer: u32) -> [Vec<u8>; 2] {
+    [format!("pair-{writer}-a").into_bytes(), format!("pair-{writer}-b").into_bytes()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_entry_is_found() {
+        for index in 0..LEDGER_KEYS {
+            let mut last = 0;
+            for entry in 1..50 {
+                if entry % LEDGER_KEYS == index {
+                    last = entry;
+                }
+                assert_eq!(last_entry_in(index, entry), last, "{index} {entry}");
+            }
+        }
+    }
 }

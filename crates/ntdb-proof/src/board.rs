@@ -155,6 +155,26 @@ impl Board {
         self.writer_word(writer, 3)
     }
 
+    /// Counter of the pair that `writer` began to store last.
+    pub fn pair_begun(&self, writer: u32) -> &AtomicU64 {
+        self.writer_word(writer, 4)
+    }
+
+    /// Counter of the pair that `writer` stored last.
+    pub fn pair_done(&self, writer: u32) -> &AtomicU64 {
+        self.writer_word(writer, 5)
+    }
+
+    /// The entry in the ledger that `writer` began last.
+    pub fn entry_begun(&self, writer: u32) -> &AtomicU64 {
+        self.writer_word(writer, 6)
+    }
+
+    /// The entry in the ledger that `writer` finished last.
+    pub fn entry_done(&self, writer: u32) -> &AtomicU64 {
+        self.writer_word(writer, 7)
+    }
+
     fn key_word(&self, key: usize, which: usize) -> &AtomicU64 {
         assert!(key < self.keys());
         self.word(HEADER_WORDS + self.writers() * WRITER_WORDS + key * 2 + which)
@@ -199,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_second_mapping_sees_what_the_first_stored() {
-        let dir = crate::lab::TempDir::new();
+        let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("board");
         let a = Board::create(&path, 3, 5).unwrap();
         let b = Board::open(&path).unwrap();

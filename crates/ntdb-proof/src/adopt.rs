@@ -6,8 +6,10 @@ use std::sync::atomic::Ordering;
 use ntdb::Db;
 
 use crate::board::{Board, KeyState};
-use crate::value;
-use crate::worker::layout::{LOG_APPENDS, Layout, log_key, log_of};
+use crate::layout::{
+    LEDGER_KEYS, LOG_APPENDS, Layout, last_entry_in, ledger_key, log_key, log_of, pair_keys,
+};
+use crate::value::{self, Stamp};
 
 /// What the database holds for an owned key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,6 +83,97 @@ fn last_in_log(db: &Db, log: u64, writer: u32) -> Result<u64, String> {
     Ok(stamps.iter().rev().find(|s| s.writer == writer).map_or(0, |s| s.counter))
 }
 
+/// What `key` holds: its stamps, none if it is absent.
+///
+/// # Errors
+/// What the database reports, or what is wrong with the value.
+pub fn stamps_of(
+    get: impl FnOnce(&[u8]) -> ntdb::Result<Option<Vec<u8>>>,
+    key: &[u8],
+) -> Result<Vec<Stamp>, String> {
+    let name = String::from_utf8_lossy(key);
+    let value = get(key).map_err(|e| format!("get {name}: {e}"))?;
+    value.map_or(Ok(Vec::new()), |value| {
+        value::parse(key, &value).map_err(|e| format!("{name}: {e}"))
+    })
+}
+
+/// Counter of the pair of `writer`, who is dead or idle, that the database holds.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn pair(db: &Db, board: &Board, writer: u32) -> Result<u64, String> {
+    let begun = board.pair_begun(writer).load(Ordering::SeqCst);
+    let done = board.pair_done(writer).load(Ordering::SeqCst);
+    let mut held = [0; 2];
+    for (key, held) in pair_keys(writer).iter().zip(&mut held) {
+        *held = stamps_of(|key| db.get(key), key)?.last().map_or(0, |stamp| stamp.counter);
+    }
+    if held[0] != held[1] || held[0] != begun && held[0] != done {
+        return Err(format!(
+            "half a transaction, or a lost or invented one: the pair of writer {writer} holds \
+             {held:?}, begun {begun}, done {done}"
+        ));
+    }
+    Ok(held[0])
+}
+
+/// The last entry in the ledger of `writer`, who is dead or idle, that the database holds.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn entry(db: &Db, board: &Board, writer: u32) -> Result<u64, String> {
+    let begun = board.entry_begun(writer).load(Ordering::SeqCst);
+    let done = board.entry_done(writer).load(Ordering::SeqCst);
+    let mut held = [0; LEDGER_KEYS as usize];
+    for (index, held) in (0..).zip(&mut held) {
+        let stamps = stamps_of(|key| db.get(key), &ledger_key(index))?;
+        let own = stamps.iter().find(|stamp| stamp.writer == writer);
+        *held = own.map_or(0, |stamp| stamp.counter);
+    }
+    let fits = |last| (0..).zip(&held).all(|(index, &held)| held == last_entry_in(index, last));
+    match [begun, done].into_iter().find(|&last| fits(last)) {
+        Some(last) => Ok(last),
+        None => Err(format!(
+            "entry of writer {writer} lost, overwritten or invented: begun {begun}, done {done}, \
+             the ledger holds {held:?}"
+        )),
+    }
+}
+
+/// Demands that what `writer`, who is dead or idle, had begun last has happened as a whole or not at
+/// all.
+///
+/// # Errors
+/// What has happened, and what has not.
+pub fn whole(db: &Db, board: &Board, layout: &Layout, writer: u32) -> Result<(), String> {
+    let (mut happened, mut missing) = (Vec::new(), Vec::new());
+    let mut note = |what: String, is_new: bool| {
+        if is_new { happened.push(what) } else { missing.push(what) }
+    };
+    for id in (writer as usize..layout.keys()).step_by(layout.writers as usize) {
+        let (begun, done) = (board.begun(id), board.done(id));
+        if begun != done {
+            let key = String::from_utf8_lossy(&layout.key(id)).into_owned();
+            note(key, owned_key(db, board, layout, id)?.state == begun);
+        }
+    }
+    let begun = board.pair_begun(writer).load(Ordering::SeqCst);
+    if begun != board.pair_done(writer).load(Ordering::SeqCst) {
+        note("the pair".into(), pair(db, board, writer)? == begun);
+    }
+    let begun = board.entry_begun(writer).load(Ordering::SeqCst);
+    if begun != board.entry_done(writer).load(Ordering::SeqCst) {
+        note("the entry".into(), entry(db, board, writer)? == begun);
+    }
+    if happened.is_empty() || missing.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "half a transaction of writer {writer}: {happened:?} happened, {missing:?} did not"
+    ))
+}
+
 /// Compares the whole database with the board while no worker runs: every owned key, every append,
 /// the number of records, and that nothing else is there.
 ///
@@ -116,11 +209,19 @@ pub fn everything(db: &Db, board: &Board, layout: &Layout) -> Result<u64, String
             }
         }
     }
+    for writer in 0..layout.writers {
+        whole(db, board, layout, writer)?;
+        entry(db, board, writer)?;
+        if pair(db, board, writer)? > 0 {
+            records += 2;
+        }
+    }
     let mut seen = 0;
     let mut strangers = Vec::new();
     db.for_each(|key, _| {
         seen += 1;
-        if !key.starts_with(b"h") && !key.starts_with(b"l") && !key.starts_with(b"shared-") {
+        let known: [&[u8]; 4] = [b"h", b"l", b"shared-", b"pair-"];
+        if !known.iter().any(|known| key.starts_with(known)) {
             strangers.push(String::from_utf8_lossy(key).into_owned());
         }
         std::ops::ControlFlow::Continue(())
