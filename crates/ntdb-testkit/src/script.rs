@@ -35,6 +35,8 @@ pub enum Op {
     Sync,
     /// Write a checkpoint.
     Checkpoint,
+    /// `Db::compact`.
+    Compact,
     /// Verify everything.
     Check,
     /// Read-modify-write under a key lock: store this value.
@@ -118,7 +120,11 @@ impl Op {
     pub fn promises_durability(&self) -> bool {
         matches!(
             self,
-            Op::PutDurable(..) | Op::Sync | Op::Checkpoint | Op::Transaction(_, End::Commit)
+            Op::PutDurable(..)
+                | Op::Sync
+                | Op::Checkpoint
+                | Op::Compact
+                | Op::Transaction(_, End::Commit)
         )
     }
 
@@ -137,6 +143,7 @@ impl Op {
             Op::Clear => db.clear(),
             Op::Sync => db.sync(),
             Op::Checkpoint => db.checkpoint(),
+            Op::Compact => db.compact(),
             Op::Check => {
                 let report = db.check()?;
                 assert!(report.is_clean(), "{report:?}");
@@ -383,7 +390,8 @@ fn small(rng: &mut Rng, ops: &mut Vec<Op>) {
             12..20 => Op::Checkpoint,
             20..22 => Op::Reopen,
             22..24 => Op::Check,
-            24..44 => transaction(rng, keys, 12),
+            24..26 => Op::Compact,
+            26..44 => transaction(rng, keys, 12),
             _ => random_op(rng, keys),
         });
     }
@@ -442,6 +450,9 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
     // Shrinking: buckets and directory pages that can merge, pages that are free again.
     for n in 0..grown {
         ops.push(Op::Delete(format!("grow-{n}").into_bytes()));
+        if n == grown * 9 / 10 {
+            ops.push(Op::Compact);
+        }
     }
     ops.push(Op::Reopen);
     for _ in 0..200 {

@@ -31,6 +31,7 @@ pub fn run(args: &Args) -> Result<String, String> {
         "timed" => simple::timed(args),
         "thin-out" => simple::thin_out(args),
         "check" => simple::check(args),
+        "compact" => simple::compact(args),
         "hold-lock" => simple::hold_lock(args),
         "fork" => simple::fork(args),
         "gets" => simple::gets(args),

@@ -108,6 +108,15 @@ pub fn thin_out(args: &Args) -> Result<String, String> {
     Ok("closed".into())
 }
 
+/// Compacts the database.
+///
+/// # Errors
+/// What the database reports.
+pub fn compact(args: &Args) -> Result<String, String> {
+    open(args)?.compact().map_err(|e| format!("compact: {e}"))?;
+    Ok("compacted".into())
+}
+
 /// Checks the database.
 ///
 /// # Errors

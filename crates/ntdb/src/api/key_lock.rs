@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::limits::KEY_STRIPES;
+use crate::shm::stripe::stripe_of;
 use crate::storage::failpoint::crash_point;
 use crate::storage::fork;
 use crate::transaction::claim;
@@ -37,13 +37,6 @@ impl fmt::Debug for KeyLock<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyLock").field("db", self.db).finish_non_exhaustive()
     }
-}
-
-/// The stripe of a hash.
-#[inline]
-pub fn stripe_of(hash: u64) -> usize {
-    // Bits that choose neither the directory nor the tag, so that neighbours in a bucket rarely share a stripe.
-    (hash >> 23) as usize % KEY_STRIPES
 }
 
 /// Whether to wait.

@@ -9,19 +9,16 @@ use std::time::{Duration, Instant};
 
 use crate::checkpoint::publish::{self, sync_data};
 use crate::checkpoint::run::{self, CheckpointGuard, Purpose};
-use crate::core::{Backing, Core};
+use crate::core::Backing;
 use crate::error::{Error, Result};
 use crate::index::relocate;
 use crate::limits::{KEY_STRIPES, MAX_PROCESSES};
-use crate::page::meta::META_PAGES;
-use crate::space::bits;
 use crate::storage::failpoint::{Kind, crash_point};
 use crate::storage::file;
 use crate::storage::ofd::{ATTACH, LockKind, OfdFile, READER, slot_byte, slot_bytes};
-use crate::types::PageNo;
 
 use super::companions::{AttachRecord, data_file};
-use super::{Environment, create, logs};
+use super::{Environment, compact, create, logs};
 
 /// How long to wait for those who are attaching just now. Whoever gives up leaves the companions to the next user.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -29,8 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const MOVE_BYTES_MAX: u64 = 16 << 20;
 /// How often things are moved: what had no room at first may have some where others have been.
 const MOVES: u32 = 3;
-/// So many pages less are worth another checkpoint.
-const GAIN_PAGES_MIN: u32 = 8;
+/// Which share of the file must become free, one of so many, for it to be worth the work.
+const GAIN_SHARE: u32 = 8;
 
 impl Environment {
     /// Detaches this process. The last one out puts the database to rest.
@@ -90,10 +87,15 @@ impl Environment {
             let guard = CheckpointGuard::lock(core, None)?;
             let mut used_end = run::run(&self.context(), &guard, Purpose::Rest, None)?;
             crash_point("close.checkpointed");
+            let most = (MOVE_BYTES_MAX / core.page_size as u64) as u32;
             for _ in 0..MOVES {
-                let Some(limit) = worth_moving(core, used_end).filter(|_| !readers) else { break };
+                let Some(limit) =
+                    compact::worth_moving(core, used_end, most, GAIN_SHARE).filter(|_| !readers)
+                else {
+                    break;
+                };
                 // Now that nothing is held any more: towards the front, and a checkpoint of that.
-                if !relocate::relocate(core, limit)? {
+                if !relocate::relocate(core, limit, None)? {
                     break;
                 }
                 crash_point("close.moved");
@@ -139,29 +141,6 @@ impl Environment {
         Ok(publish::read_meta(core, durable)
             .is_ok_and(|meta| len > meta.file_pages as u64 * core.page_size as u64))
     }
-}
-
-/// The page before which all of the tree is to be moved, so that the file can be cut there; `None` if that is not worth it.
-/// `end` is where the file could be cut now.
-fn worth_moving(core: &Core, end: u32) -> Option<PageNo> {
-    let most = (MOVE_BYTES_MAX / core.page_size as u64) as u32;
-    let free = bits::count_free(core, end);
-    let (mut free_before, mut moved, mut limit) = (free, 0u32, end);
-    // Directories, the array and the map are copied too, though they lie before the limit.
-    let extra = |moved: u32| moved / 16 + 8;
-    for page in (META_PAGES[1] + 2..end).rev() {
-        if bits::is_used(core, PageNo(page)) {
-            moved += 1;
-        } else {
-            free_before -= 1;
-        }
-        if moved > most || free_before < (moved + extra(moved)) as u64 {
-            break;
-        }
-        limit = page;
-    }
-    let gain = end - limit;
-    (gain >= GAIN_PAGES_MIN && gain >= end / 8).then_some(PageNo(limit))
 }
 
 impl Drop for Environment {

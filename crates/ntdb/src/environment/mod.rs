@@ -8,6 +8,7 @@
 
 pub mod attach;
 pub mod close;
+mod compact;
 pub mod companions;
 pub mod create;
 pub mod first;

@@ -13,6 +13,7 @@ use crate::error::Result;
 use crate::limits::{KEY_STRIPES, MAX_PROCESSES};
 use crate::options::deadline_after;
 use crate::shm::stripe::Holder;
+use crate::space::allocate;
 use crate::storage::failpoint::crash_point;
 use crate::storage::ofd::{LockKind, REPAIR};
 use crate::transaction::writer::Writer;
@@ -89,6 +90,8 @@ pub fn repair_slot(core: &Core, dead: SlotId, limit: Option<Duration>) -> Result
             lock.release_if_mine(turn);
         }
     }
+    // Perhaps it was compacting.
+    allocate::avoid_from(core, 0);
     let entry = core.shm.process(dead.0 as usize);
     entry.flushing.store(0, SeqCst);
     CheckpointGuard::take_over(core, dead, limit)?;

@@ -5,12 +5,17 @@
 //! that changes nothing a user can see. What takes several pages in a row may find no place before the limit; then any that is
 //! lower than its own will do, since what lies highest keeps all the file. If there is none, it stays where it is.
 
+use std::time::Duration;
+
 use crate::core::Core;
 use crate::error::Result;
+use crate::options::deadline_after;
 use crate::page::bucket::Load;
 use crate::page::record::{self, Extent, Form, Record};
+use crate::shm::stripe::{Holder, stripe_of};
 use crate::space::allocate;
 use crate::storage::failpoint::crash_point;
+use crate::transaction::claim;
 use crate::transaction::step::Step;
 use crate::transaction::writer::Writer;
 use crate::types::{PageNo, Run};
@@ -20,14 +25,14 @@ use super::structure::{self, Progress};
 use super::{lookup, walk};
 
 /// Moves what lies behind page `limit` before it, as far as there is room. All of the tree is frozen. Lets the writer lock go between
-/// the steps. Says whether anything has been moved.
-pub fn relocate(core: &Core, limit: PageNo) -> Result<bool> {
+/// the steps, in which others may be at work; waits for it for `timeout` each. Says whether anything has been moved.
+pub fn relocate(core: &Core, limit: PageNo, timeout: Option<Duration>) -> Result<bool> {
     let mut next = Some(0);
     let mut has_moved = false;
     while let Some(hash) = next {
         let mut may_compact = true;
         loop {
-            let mut writer = Writer::lock(core, None)?;
+            let mut writer = claim::lock_between(core, deadline_after(timeout))?;
             allocate::prefer_the_front(&writer);
             if !allocate::has_room_before(core, limit, 1) {
                 return Ok(has_moved);
@@ -41,6 +46,12 @@ pub fn relocate(core: &Core, limit: PageNo) -> Result<bool> {
         next = walk::next_range(hash, lookup::bucket_bits(core, head, hash)?);
     }
     Ok(has_moved)
+}
+
+/// Whether nobody holds the lock of a key with this hash. Somebody who does may be writing behind the published part of its value, which must
+/// not be moved then.
+fn is_unlocked(core: &Core, hash: u64) -> bool {
+    core.shm.stripe(stripe_of(hash)).holder(core.slot()) == Holder::None
 }
 
 /// One step for the bucket at `hash`; `false` if there is nothing more to do for it.
@@ -78,6 +89,7 @@ fn step(writer: &mut Writer, hash: u64, limit: PageNo, may_compact: &mut bool) -
     let Some(value) = value else { return Ok(false) };
     if core.bucket(value.page)?.free_bytes() >= value.record.len {
         move_value(writer, &value)?;
+        *may_compact = true;
         return Ok(true);
     }
     if !*may_compact || chain.len() > 1 {
@@ -109,6 +121,7 @@ fn find_value(
                 && found.is_none()
                 && extent.epoch < core.epoch()
                 && is_behind(Run { first: extent.first, len: extent.pages })
+                && is_unlocked(core, core.hash_of(&record)?)
                 && allocate::has_room_before(core, extent.first, extent.pages)
             {
                 found = Some(Value { page, slot, record, extent });

@@ -6,12 +6,15 @@
 //! a bucket that is alone needs neither. A join is the reverse of a split for everybody who walks over ranges of hashes.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use crate::core::Core;
 use crate::error::Result;
+use crate::options::deadline_after;
 use crate::page::bucket::{Bucket, Load};
 use crate::page::head::{HEAD_BYTES, PageHead, prefix_of};
 use crate::storage::failpoint::crash_point;
+use crate::transaction::claim;
 use crate::transaction::step::Step;
 use crate::transaction::writer::Writer;
 use crate::types::Run;
@@ -20,10 +23,13 @@ use super::build;
 use super::locate::{self, DirectoryRef, Path, Root};
 use super::lookup;
 use super::structure::{self, Progress};
+use super::walk;
 
 /// Buckets are joined when their records take at most this share of a page, in percent. They are split again at 94, so a load that
 /// goes up and down a little does not do both in turn; the more they are joined, the fuller is a tree from which records come and go.
 const JOIN_PERCENT: usize = 75;
+/// As [`JOIN_PERCENT`], where the tree is to be small and not to be changed much.
+const TIGHT_PERCENT: usize = 94;
 /// A chain is rebuilt when its records take at most this share of its pages.
 const CHAIN_PERCENT: usize = 25;
 /// Most steps after one operation, of some microseconds each. Usually there are one or two; but when the last record of many with
@@ -41,19 +47,41 @@ pub fn is_worth_a_look(bucket: &Bucket, len: usize) -> bool {
 
 /// Makes the tree smaller around `hash`, as far as it can be. Changes nothing a user can see.
 pub fn shrink(writer: &mut Writer, hash: u64) -> Result<()> {
-    let core = writer.core;
-    for _ in 0..STEPS {
-        let path = locate::path(core, writer.root(), hash)?;
-        let done = join_buckets(writer, &path, hash)? == Progress::Stepped
-            || shrink_directories(writer, &path, hash)? == Progress::Stepped;
-        if !done {
-            break;
+    shrink_to(writer, hash, JOIN_PERCENT).map(drop)
+}
+
+/// As [`shrink`], for the range of one bucket after the other, and with pages that are as full as they should be for good. Lets the
+/// writer lock go between them. `progress` hears which share is done.
+pub fn tighten(core: &Core, limit: Option<Duration>, progress: &mut dyn FnMut(f64)) -> Result<()> {
+    let mut next = Some(0);
+    while let Some(hash) = next {
+        let mut writer = claim::lock_between(core, deadline_after(limit))?;
+        if shrink_to(&mut writer, hash, TIGHT_PERCENT)? {
+            crash_point("compact.joined");
         }
+        let head = locate::bucket_page(core, writer.root(), hash)?;
+        next = walk::next_range(hash, lookup::bucket_bits(core, head, hash)?);
+        drop(writer);
+        progress(next.map_or(1.0, |next| next as f64 / u64::MAX as f64));
     }
     Ok(())
 }
 
-fn join_buckets(writer: &mut Writer, path: &Path, hash: u64) -> Result<Progress> {
+/// Says whether there was anything to do.
+fn shrink_to(writer: &mut Writer, hash: u64, percent: usize) -> Result<bool> {
+    let core = writer.core;
+    for step in 0..STEPS {
+        let path = locate::path(core, writer.root(), hash)?;
+        let done = join_buckets(writer, &path, hash, percent)? == Progress::Stepped
+            || shrink_directories(writer, &path, hash)? == Progress::Stepped;
+        if !done {
+            return Ok(step > 0);
+        }
+    }
+    Ok(true)
+}
+
+fn join_buckets(writer: &mut Writer, path: &Path, hash: u64, percent: usize) -> Result<Progress> {
     let core = writer.core;
     let room = core.page_size - HEAD_BYTES;
     let chain = lookup::chain(core, path.bucket)?;
@@ -70,7 +98,7 @@ fn join_buckets(writer: &mut Writer, path: &Path, hash: u64) -> Result<Progress>
     let Some((entry, _)) = path.directory else { return Ok(Progress::Ready) };
     let depth = structure::bucket_depth(core, path)?;
     // The buddy of a whole directory's bucket is in another directory.
-    if depth <= entry.prefix_bits || live.page_bytes() * 100 > room * JOIN_PERCENT {
+    if depth <= entry.prefix_bits || live.page_bytes() * 100 > room * percent {
         return Ok(Progress::Ready);
     }
     let other_hash = hash ^ 1 << (64 - depth);
@@ -80,7 +108,7 @@ fn join_buckets(writer: &mut Writer, path: &Path, hash: u64) -> Result<Progress>
         return Ok(Progress::Ready);
     }
     live = live.plus(bucket.load());
-    if live.page_bytes() * 100 > room * JOIN_PERCENT {
+    if live.page_bytes() * 100 > room * percent {
         return Ok(Progress::Ready);
     }
     if structure::own_directory(writer, path)? == Progress::Stepped {

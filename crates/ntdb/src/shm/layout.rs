@@ -243,8 +243,11 @@ pub struct SpaceWords {
     pub recent_len: AtomicU32,
     /// Retirements since the era advanced.
     pub retirements: AtomicU32,
-    /// The file is known to be allocated up to this page, if that is beyond `file_pages`.
-    pub allocated_pages: AtomicU32,
+    /// If not 0: pages from here on are taken only if there are none before.
+    pub avoid_from: AtomicU32,
+    /// Bits 0 to 31: the file is known to be allocated up to this page, if that is beyond `file_pages`. Bits 32 to 63: how often
+    /// the file has been cut.
+    pub allocated: AtomicU64,
     /// Changes whenever a hold on an epoch ends.
     pub holds_version: AtomicU64,
     /// `holds_version` when the held list was last begun to be filtered.

@@ -9,6 +9,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
+use crate::limits::KEY_STRIPES;
 use crate::storage::{filesystem, fork, futex};
 use crate::types::SlotId;
 
@@ -26,6 +27,13 @@ pub struct Stripe {
     /// How often the owner has taken it.
     depth: AtomicU32,
     reserved: AtomicU32,
+}
+
+/// The stripe of a hash.
+#[inline]
+pub fn stripe_of(hash: u64) -> usize {
+    // Bits that choose neither the directory nor the tag, so that neighbours in a bucket rarely share a stripe.
+    (hash >> 23) as usize % KEY_STRIPES
 }
 
 /// A number that tells the threads of a process apart, and with overwhelming probability those of different processes.

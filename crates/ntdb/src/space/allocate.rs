@@ -6,10 +6,12 @@
 //! file than that, which the next growth takes over.
 
 use std::sync::atomic::Ordering::*;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::core::{Backing, Core};
 use crate::error::{Error, Result};
+use crate::options::deadline_after;
+use crate::page::meta::META_PAGES;
 use crate::shm::layout::RECENT;
 use crate::storage::failpoint::{crash_point, fault};
 use crate::transaction::writer::Writer;
@@ -26,6 +28,8 @@ const GROWTH_BYTES_MAX: u64 = 1 << 20;
 const RECLAIM_BATCH: u64 = 32;
 /// How often whoever finds no free page looks at some more replaced ones before the file grows.
 const RECLAIM_PARTS: u32 = 8;
+/// So much is cut from the file at once.
+const CUT_BYTES: u64 = 64 << 20;
 /// How often to allocate ahead, if others are always faster.
 const AHEAD_ATTEMPTS: u32 = 4;
 
@@ -97,7 +101,8 @@ pub fn allocate_ahead(core: &Core, pages: u32, deadline: Option<Instant>) -> Res
         };
         let growth = growth_pages(core, present, pages);
         let end = (present as u64 + growth).min(u32::MAX as u64) as u32;
-        let from = space.allocated_pages.load(Acquire).max(present);
+        let known = space.allocated.load(Acquire);
+        let from = allocated_pages(known).max(present);
         if end <= from {
             return Ok(());
         }
@@ -106,9 +111,61 @@ pub fn allocate_ahead(core: &Core, pages: u32, deadline: Option<Instant>) -> Res
             return Ok(());
         }
         crash_point("space.ahead.allocated");
-        space.allocated_pages.fetch_max(end, AcqRel);
+        // Unless the file has been cut meanwhile, or somebody has allocated more.
+        let update = |now: u64| {
+            let is_more = now >> 32 == known >> 32 && allocated_pages(now) < end;
+            is_more.then_some(known >> 32 << 32 | end as u64)
+        };
+        let _ = space.allocated.fetch_update(AcqRel, Acquire, update);
     }
     Ok(())
+}
+
+/// The page up to which the file is allocated, in a word that says so.
+fn allocated_pages(word: u64) -> u32 {
+    word as u32
+}
+
+/// Lets the file, as everybody sees it, end with the last page that is used. The pages behind it stay in the file until
+/// [`truncate`] cuts it, which must not be before a meta page that does not speak of them is durable. Returns the number of pages.
+pub fn shorten(writer: &Writer) -> u32 {
+    let core = writer.core;
+    let control = core.control();
+    let present = control.readers.file_pages.load(Relaxed);
+    let lowest = control.checkpoint.no_reuse_below.load(Relaxed).max(META_PAGES[1] + 2);
+    let end = bits::end_of_used(core, present).max(lowest).min(present);
+    if end < present {
+        crash_point("space.shorten");
+        bits::forget_groups(core, Run { first: PageNo(end), len: present - end });
+        control.readers.file_pages.store(end, Release);
+        crash_point("space.shortened");
+        let gone = (present - end) as u64;
+        let free = control.writer.free_pages.load(Relaxed);
+        control.writer.free_pages.store(free.saturating_sub(gone), Relaxed);
+    }
+    end
+}
+
+/// Cuts from the file what is beyond its last page, a part of [`CUT_BYTES`] at a time, so that nobody waits long for the writer lock.
+pub fn truncate(core: &Core, limit: Option<Duration>) -> Result<()> {
+    let Some(data) = &core.data else { return Ok(()) };
+    let failed = |source| core.io("cut the data file", source);
+    loop {
+        let writer = Writer::lock(core, deadline_after(limit))?;
+        let end = core.control().readers.file_pages.load(Acquire);
+        let bytes = end as u64 * core.page_size as u64;
+        let len = data.len().map_err(failed)?;
+        if len <= bytes {
+            return Ok(());
+        }
+        // Whoever allocates just now, without the lock, is not believed afterwards.
+        let cuts = core.control().space.allocated.load(Acquire) >> 32;
+        core.control().space.allocated.store((cuts + 1) << 32, Release);
+        crash_point("space.truncate");
+        data.truncate(bytes.max(len.saturating_sub(CUT_BYTES))).map_err(failed)?;
+        crash_point("space.truncated");
+        drop(writer);
+    }
 }
 
 /// Allocates pages of the file, from and to.
@@ -125,6 +182,19 @@ pub fn prefer_the_front(writer: &Writer) {
     space.cursor.store(0, Relaxed);
 }
 
+/// From now on pages from `page` on are taken only if there are none before; 0 for no such wish. A hint.
+pub fn avoid_from(core: &Core, page: u32) {
+    core.control().space.avoid_from.store(page, Relaxed);
+}
+
+/// The page before which pages are wanted.
+fn wanted_before(core: &Core, file_pages: u32) -> u32 {
+    match core.control().space.avoid_from.load(Relaxed) {
+        0 => file_pages,
+        page => page.min(file_pages),
+    }
+}
+
 /// Whether `pages` consecutive pages before `limit` are free and may be used.
 pub fn has_room_before(core: &Core, limit: PageNo, pages: u32) -> bool {
     let lowest = core.control().checkpoint.no_reuse_below.load(Relaxed);
@@ -135,11 +205,12 @@ pub fn has_room_before(core: &Core, limit: PageNo, pages: u32) -> bool {
 fn recent(writer: &Writer) -> Option<PageNo> {
     let space = &writer.core.control().space;
     let file_pages = writer.core.control().readers.file_pages.load(Relaxed);
+    let end = wanted_before(writer.core, file_pages);
     let mut len = (space.recent_len.load(Relaxed) as usize).min(RECENT);
     while len > 0 {
         len -= 1;
         let page = PageNo(space.recent[len].load(Relaxed));
-        if page.0 < file_pages && may_use(writer, page) && !bits::is_used(writer.core, page) {
+        if page.0 < end && may_use(writer, page) && !bits::is_used(writer.core, page) {
             space.recent_len.store(len as u32, Relaxed);
             return Some(page);
         }
@@ -172,7 +243,13 @@ fn search(writer: &Writer, pages: u32) -> Option<PageNo> {
     let lowest = control.checkpoint.no_reuse_below.load(Relaxed).min(file_pages);
     let cursor = control.space.cursor.load(Relaxed).clamp(lowest, file_pages);
     let mut search = Search::new(writer.core);
-    let found = search.find_run(cursor, file_pages, pages).or_else(|| {
+    let wanted = wanted_before(writer.core, file_pages);
+    let mut found = None;
+    if wanted < file_pages {
+        found = search.find_run(cursor.min(wanted), wanted, pages);
+        found = found.or_else(|| search.find_run(lowest, wanted, pages));
+    }
+    let found = found.or_else(|| search.find_run(cursor, file_pages, pages)).or_else(|| {
         let end = cursor.saturating_add(pages).min(file_pages);
         search.find_run(lowest, end, pages)
     });
@@ -228,7 +305,7 @@ fn grow_by(writer: &mut Writer, present: u32, pages: u64) -> Result<()> {
     }
     crash_point("space.grow.tables");
     if core.backing == Backing::Shared {
-        let from = control.space.allocated_pages.load(Acquire).max(present);
+        let from = allocated_pages(control.space.allocated.load(Acquire)).max(present);
         if from < new {
             allocate_file(core, from, new).map_err(full)?;
         }

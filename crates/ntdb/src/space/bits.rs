@@ -63,6 +63,22 @@ pub fn used_word(core: &Core, index: u64) -> u64 {
     core.shm.word(&core.control().used_bits, index * 8).map_or(u64::MAX, |word| word.load(Relaxed))
 }
 
+/// One more than the last used page before page `limit`.
+pub fn end_of_used(core: &Core, limit: u32) -> u32 {
+    let mut index = (limit as u64).div_ceil(64);
+    while index > 0 {
+        index -= 1;
+        let mut word = used_word(core, index);
+        if (index + 1) * 64 > limit as u64 {
+            word &= !(u64::MAX << (limit as u64 - index * 64));
+        }
+        if word != 0 {
+            return (index * 64 + 64 - word.leading_zeros() as u64) as u32;
+        }
+    }
+    0
+}
+
 /// Whether page `page` is used.
 pub fn is_used(core: &Core, page: PageNo) -> bool {
     used_word(core, page.0 as u64 / 64) >> (page.0 % 64) & 1 == 1

@@ -180,6 +180,18 @@ pub fn open_by(core: &Core) -> Option<SlotId> {
     if word & PENDING != 0 { None } else { owner_of(word) }
 }
 
+/// The writer lock, with no transaction open: for steps that change nothing a user can see, but would change pages that a
+/// transaction has built on.
+pub fn lock_between(core: &Core, deadline: Option<Instant>) -> Result<Writer<'_>> {
+    let since = Instant::now();
+    loop {
+        let writer = Writer::lock(core, deadline)?;
+        let Some(owner) = open_by(core) else { return Ok(writer) };
+        drop(writer);
+        wait(core, owner, since, deadline)?;
+    }
+}
+
 /// Who has a transaction open, or waits for key locks to be given back so as to open it.
 #[inline]
 pub fn claimed_by(core: &Core) -> Option<SlotId> {
