@@ -181,6 +181,15 @@ Examples:
   ntdb check users.ntdb && echo sound
   ntdb check users.ntdb --json | jq -r '.problems[]'")]
     Check(InspectArgs),
+    /// Make the file small while it is in use
+    #[command(after_help = "\
+Pages that are nearly empty are joined, what lies at the end moves to the front, and the file is cut.
+Others may read and write meanwhile. The last user to close a database does much of that anyhow.
+
+Examples:
+  ntdb compact users.ntdb
+  ntdb compact users.ntdb --json | jq .bytes_after")]
+    Compact(CompactArgs),
     /// Copy what can still be read of a damaged database into a new one (status 1 if something is lost)
     #[command(after_help = "\
 Examples:
@@ -431,6 +440,16 @@ pub struct DumpArgs {
     /// How to open.
     #[command(flatten)]
     pub read: ReadOptions,
+}
+
+/// `ntdb compact`.
+#[derive(Debug, Args)]
+pub struct CompactArgs {
+    /// The database
+    pub file: PathBuf,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `stat` and `check`.

@@ -59,6 +59,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Dump(args) => commands::dump::run(global, args),
         Command::Stat(args) => commands::stat::run(global, args),
         Command::Check(args) => commands::check::run(global, args),
+        Command::Compact(args) => commands::compact::run(global, args),
         Command::Recover(args) => commands::recover::run(global, args),
         Command::Torture(args) => commands::torture::run(global, args),
         Command::TortureWorker(args) => commands::torture::work(global, args),

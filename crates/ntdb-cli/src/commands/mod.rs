@@ -3,6 +3,7 @@
 //! same for one process and many), `load_processes` (the parent of many) and `load_worker` (a child).
 
 pub mod check;
+pub mod compact;
 pub mod create;
 pub mod delete;
 pub mod dump;
