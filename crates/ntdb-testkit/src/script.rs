@@ -10,7 +10,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
 
-use ntdb::{Db, Durability};
+use ntdb::{Db, Durability, Snapshot};
 
 use crate::rng::Rng;
 
@@ -37,6 +37,8 @@ pub enum Op {
     Checkpoint,
     /// Verify everything.
     Check,
+    /// Open a snapshot; whoever follows a script holds it for some time and looks at it then.
+    Snapshot,
     /// Read-modify-write under a key lock: store this value.
     LockedPut(Vec<u8>, Vec<u8>),
     /// Several changes, all at once or not at all.
@@ -142,6 +144,11 @@ impl Op {
                 assert!(report.is_clean(), "{report:?}");
                 Ok(())
             }
+            Op::Snapshot => {
+                let (then, now) = (Digest::of_snapshot(&db.snapshot()?)?, Digest::of_live(db)?);
+                assert_eq!(then, now, "a snapshot is not the present state");
+                Ok(())
+            }
             Op::LockedPut(key, value) => {
                 let _guard = db.lock(key)?;
                 db.put(key, value)
@@ -173,13 +180,33 @@ impl Digest {
     /// # Errors
     /// What the database reports.
     pub fn of(db: &Db) -> ntdb::Result<Digest> {
+        Digest::of_snapshot(&db.snapshot()?)
+    }
+
+    /// The digest of what a snapshot holds.
+    ///
+    /// # Errors
+    /// What the database reports.
+    pub fn of_snapshot(snapshot: &Snapshot) -> ntdb::Result<Digest> {
         let mut digest = Digest::default();
-        db.for_each(|key, value| {
-            digest.toggle(key, value);
-            digest.records += 1;
-            ControlFlow::Continue(())
-        })?;
+        snapshot.for_each(|key, value| digest.add(key, value))?;
         Ok(digest)
+    }
+
+    /// The digest of what `db`, which nobody changes meanwhile, holds, without a snapshot.
+    ///
+    /// # Errors
+    /// What the database reports.
+    pub fn of_live(db: &Db) -> ntdb::Result<Digest> {
+        let mut digest = Digest::default();
+        db.for_each_live(|key, value| digest.add(key, value))?;
+        Ok(digest)
+    }
+
+    fn add(&mut self, key: &[u8], value: &[u8]) -> ControlFlow<()> {
+        self.toggle(key, value);
+        self.records += 1;
+        ControlFlow::Continue(())
     }
 }
 
@@ -384,6 +411,7 @@ fn small(rng: &mut Rng, ops: &mut Vec<Op>) {
             20..22 => Op::Reopen,
             22..24 => Op::Check,
             24..44 => transaction(rng, keys, 12),
+            44..54 => Op::Snapshot,
             _ => random_op(rng, keys),
         });
     }
@@ -405,6 +433,9 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
         if n == grown / 2 {
             ops.push(Op::Checkpoint);
         }
+        if n % 900 == 300 {
+            ops.push(Op::Snapshot);
+        }
     }
     // An extent that grows by appends until it has to move, across a checkpoint that freezes it.
     for n in 0..30 {
@@ -412,9 +443,17 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
         if n % 10 == 9 {
             ops.push(Op::Checkpoint);
         }
+        if n % 10 == 5 {
+            ops.push(Op::Snapshot);
+        }
     }
-    for _ in 0..30 {
+    for n in 0..30 {
         ops.push(transaction(rng, 50, 40));
+        if n % 8 == 3 {
+            // The second finds nothing changed since the first.
+            ops.push(Op::Snapshot);
+            ops.push(Op::Snapshot);
+        }
     }
     // Transactions whose log comes in chunks, with splits, one of them rolled back to its middle, one in vain.
     for end in [End::CommitRelaxed, End::Abort, End::Commit] {
@@ -442,6 +481,9 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
     // Shrinking: buckets and directory pages that can merge, pages that are free again.
     for n in 0..grown {
         ops.push(Op::Delete(format!("grow-{n}").into_bytes()));
+        if n % 1_200 == 600 {
+            ops.push(Op::Snapshot);
+        }
     }
     ops.push(Op::Reopen);
     for _ in 0..200 {
@@ -458,6 +500,7 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
             ops.push(Op::Checkpoint);
         }
     }
+    ops.push(Op::Snapshot);
     ops.push(Op::Clear);
     for _ in 0..50 {
         ops.push(random_op(rng, 50));

@@ -4,5 +4,6 @@ pub mod check;
 pub mod db;
 pub mod iterate;
 pub mod key_lock;
+pub mod snapshot;
 pub mod stat;
 pub mod transaction;
