@@ -26,6 +26,7 @@ use crate::transaction::record::LogRecord;
 use crate::transaction::writer::Writer;
 use crate::types::{Lsn, SlotId};
 
+use super::backup::{self, BackupOptions, BackupProgress, BackupReport};
 use super::check::{self, CheckReport};
 use super::iterate::{self, Cursor, Iter, Source};
 use super::key_lock::{self, KeyLock, Patience, stripe_of};
@@ -771,6 +772,52 @@ impl Db {
     /// [`Error::Locked`], or a system error. Damage is not an error but in the report.
     pub fn check(&self) -> Result<CheckReport> {
         check::check(&self.environment, self.lock_timeout)
+    }
+
+    /// Copies the database as it is now into a new, compact one at `destination`, while others read and write at full speed. The copy
+    /// has an identity of its own, and permissions, page size and reserve of the original.
+    ///
+    /// It is made under another name beside `destination`, synced, checked, compared with the original value by value, and renamed:
+    /// so there is a whole copy or nothing (or, with [`BackupOptions::overwrite`], what was there before), whatever happens
+    /// meanwhile. If the process is killed, a file with the name of the destination, `-partial-` and 16 digits is left; the next
+    /// backup to the same place removes it.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`] if there is something at `destination`; [`Error::InUse`] if it is to be overwritten and somebody
+    /// uses it, [`Error::NotADatabase`] if it is no database; [`Error::InvalidOption`] if it is this very one;
+    /// [`Error::Corrupt`] if this database is damaged; [`Error::Full`] and what else the system reports; as [`Db::snapshot`].
+    ///
+    /// ```
+    /// # fn main() -> ntdb::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let to = dir.path().join("copy.ntdb");
+    /// # let db = ntdb::Db::in_memory()?;
+    /// db.put(b"key", b"value")?;
+    /// let report = db.backup(&to, &ntdb::BackupOptions::new())?;
+    /// assert_eq!(report.records, 1);
+    /// assert_eq!(ntdb::Db::open(&to)?.get(b"key")?.as_deref(), Some(&b"value"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn backup(
+        &self,
+        destination: impl AsRef<Path>,
+        options: &BackupOptions,
+    ) -> Result<BackupReport> {
+        self.backup_with(destination, options, |_| ControlFlow::Continue(()))
+    }
+
+    /// As [`Db::backup`]; `progress` is called now and then, and can stop it.
+    ///
+    /// # Errors
+    /// As [`Db::backup`]; [`Error::Cancelled`] if `progress` breaks.
+    pub fn backup_with(
+        &self,
+        destination: impl AsRef<Path>,
+        options: &BackupOptions,
+        mut progress: impl FnMut(BackupProgress) -> ControlFlow<()>,
+    ) -> Result<BackupReport> {
+        backup::run(self, destination.as_ref(), options, &mut progress)
     }
 
     /// A number that grows with every change by any process: the log sequence number, in bytes of redo log since the database

@@ -1,5 +1,6 @@
 //! What users see: the handle, key locks, iteration, facts and checks.
 
+pub mod backup;
 pub mod check;
 pub mod db;
 pub mod iterate;
