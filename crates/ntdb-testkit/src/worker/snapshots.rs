@@ -10,8 +10,8 @@ use crate::board::{Board, KeyState};
 use crate::rng::Rng;
 use crate::script::Digest;
 use crate::value;
-use crate::worker::layout::{LOG_APPENDS, Layout, log_key, log_of};
 use crate::worker::simple::{say, wait_for_parent};
+use ntdb_proof::layout::{LOG_APPENDS, Layout, log_key, log_of};
 
 /// Holds `n` snapshots, with a change between any two (unless `read_only`); says "inside"; waits until told, and demands that
 /// each is still what it was.
@@ -90,8 +90,7 @@ struct Observed {
 
 impl Observed {
     fn open(db: &Db, board: &Board, layout: &Layout) -> Result<Observed, String> {
-        let appends_done =
-            (0..layout.writers).map(|w| board.append_done(w).load(SeqCst)).collect();
+        let appends_done = (0..layout.writers).map(|w| board.append_done(w).load(SeqCst)).collect();
         let done = (0..layout.keys()).map(|id| board.done(id)).collect();
         let snapshot = db.snapshot().map_err(|e| format!("snapshot: {e}"))?;
         let begun = (0..layout.keys()).map(|id| board.begun(id)).collect();

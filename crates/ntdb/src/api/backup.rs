@@ -313,10 +313,8 @@ impl Copy<'_> {
 
     /// Demands that the file has the records of the snapshot, each with its value, and no others.
     fn verify(&mut self) -> Result<()> {
-        let opened = Options::new()
-            .read_only(true)
-            .allow_unsuitable_file_system(true)
-            .open(self.partial)?;
+        let opened =
+            Options::new().read_only(true).allow_unsuitable_file_system(true).open(self.partial)?;
         let wrong = |reason: String| Error::Corrupt {
             path: self.partial.to_path_buf(),
             place: "the backup that was just written".into(),
