@@ -10,7 +10,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
 
-use ntdb::{Db, Durability};
+use ntdb::{Db, Durability, Snapshot};
 
 use crate::rng::Rng;
 
@@ -39,6 +39,8 @@ pub enum Op {
     Compact,
     /// Verify everything.
     Check,
+    /// Open a snapshot; whoever follows a script holds it for some time and looks at it then.
+    Snapshot,
     /// Read-modify-write under a key lock: store this value.
     LockedPut(Vec<u8>, Vec<u8>),
     /// Several changes, all at once or not at all.
@@ -149,6 +151,11 @@ impl Op {
                 assert!(report.is_clean(), "{report:?}");
                 Ok(())
             }
+            Op::Snapshot => {
+                let (then, now) = (Digest::of_snapshot(&db.snapshot()?)?, Digest::of_live(db)?);
+                assert_eq!(then, now, "a snapshot is not the present state");
+                Ok(())
+            }
             Op::LockedPut(key, value) => {
                 let _guard = db.lock(key)?;
                 db.put(key, value)
@@ -180,13 +187,33 @@ impl Digest {
     /// # Errors
     /// What the database reports.
     pub fn of(db: &Db) -> ntdb::Result<Digest> {
+        Digest::of_snapshot(&db.snapshot()?)
+    }
+
+    /// The digest of what a snapshot holds.
+    ///
+    /// # Errors
+    /// What the database reports.
+    pub fn of_snapshot(snapshot: &Snapshot) -> ntdb::Result<Digest> {
         let mut digest = Digest::default();
-        db.for_each(|key, value| {
-            digest.toggle(key, value);
-            digest.records += 1;
-            ControlFlow::Continue(())
-        })?;
+        snapshot.for_each(|key, value| digest.add(key, value))?;
         Ok(digest)
+    }
+
+    /// The digest of what `db`, which nobody changes meanwhile, holds, without a snapshot.
+    ///
+    /// # Errors
+    /// What the database reports.
+    pub fn of_live(db: &Db) -> ntdb::Result<Digest> {
+        let mut digest = Digest::default();
+        db.for_each_live(|key, value| digest.add(key, value))?;
+        Ok(digest)
+    }
+
+    fn add(&mut self, key: &[u8], value: &[u8]) -> ControlFlow<()> {
+        self.toggle(key, value);
+        self.records += 1;
+        ControlFlow::Continue(())
     }
 }
 
@@ -392,6 +419,7 @@ fn small(rng: &mut Rng, ops: &mut Vec<Op>) {
             22..24 => Op::Check,
             24..26 => Op::Compact,
             26..44 => transaction(rng, keys, 12),
+            44..54 => Op::Snapshot,
             _ => random_op(rng, keys),
         });
     }
@@ -413,6 +441,9 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
         if n == grown / 2 {
             ops.push(Op::Checkpoint);
         }
+        if n % 900 == 300 {
+            ops.push(Op::Snapshot);
+        }
     }
     // An extent that grows by appends until it has to move, across a checkpoint that freezes it.
     for n in 0..30 {
@@ -420,9 +451,17 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
         if n % 10 == 9 {
             ops.push(Op::Checkpoint);
         }
+        if n % 10 == 5 {
+            ops.push(Op::Snapshot);
+        }
     }
-    for _ in 0..30 {
+    for n in 0..30 {
         ops.push(transaction(rng, 50, 40));
+        if n % 8 == 3 {
+            // The second finds nothing changed since the first.
+            ops.push(Op::Snapshot);
+            ops.push(Op::Snapshot);
+        }
     }
     // Transactions whose log comes in chunks, with splits, one of them rolled back to its middle, one in vain.
     for end in [End::CommitRelaxed, End::Abort, End::Commit] {
@@ -453,6 +492,9 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
         if n == grown * 9 / 10 {
             ops.push(Op::Compact);
         }
+        if n % 1_200 == 600 {
+            ops.push(Op::Snapshot);
+        }
     }
     ops.push(Op::Reopen);
     for _ in 0..200 {
@@ -469,6 +511,7 @@ fn full(rng: &mut Rng, ops: &mut Vec<Op>) {
             ops.push(Op::Checkpoint);
         }
     }
+    ops.push(Op::Snapshot);
     ops.push(Op::Clear);
     for _ in 0..50 {
         ops.push(random_op(rng, 50));

@@ -60,6 +60,11 @@ fn inside_an_iteration() {
 }
 
 #[test]
+fn while_a_snapshot_is_held() {
+    play("with a snapshot");
+}
+
+#[test]
 fn beside_threads_that_write() {
     play("beside writing threads");
 }

@@ -68,7 +68,7 @@ fn walk(n: u64, mut change: impl FnMut(&Db, u64, &[u8])) -> BTreeMap<Vec<u8>, u3
         db.put(format!("r{i}").as_bytes(), &i.to_le_bytes()).expect("put");
     }
     let mut seen = BTreeMap::new();
-    for (step, record) in db.iter().enumerate() {
+    for (step, record) in db.iter_live().enumerate() {
         let (key, _) = record.expect("iterate");
         change(&db, step as u64, &key);
         *seen.entry(key).or_default() += 1;
@@ -122,7 +122,8 @@ fn stored_positions_resume_where_they_left_off_after_a_reopen() {
     let mut position = Cursor::default().to_bytes();
     loop {
         let db = Db::open(&path).expect("open");
-        let mut iter = db.iter_from(&Cursor::from_bytes(&position).expect("a stored position"));
+        let mut iter =
+            db.iter_live_from(&Cursor::from_bytes(&position).expect("a stored position"));
         let mut ended = false;
         for _ in 0..rng.range(1, 400) {
             match iter.next() {

@@ -55,7 +55,7 @@ fn at_every_crash_point_delays_no_reader_and_names_itself_to_writers() {
             let took = start.elapsed();
             assert!(took < READ_LIMIT, "a reader waited {took:?} for one stopped at {point}");
         }
-        db.for_each(|_, _| std::ops::ControlFlow::Continue(())).expect("iterate");
+        db.for_each_live(|_, _| std::ops::ControlFlow::Continue(())).expect("iterate");
         let timed = db.with_lock_timeout(Some(Duration::from_millis(100)));
         let start = Instant::now();
         match timed.put(b"beside", b"x") {
@@ -144,9 +144,11 @@ type Call = fn(&Db) -> Result<(), Error>;
 fn inside_the_writer_lock_delays_no_call_longer_than_its_time_out() {
     let durable = |db: &Db| db.with_durability(Durability::Durable).put(b"durable", b"x");
     // And whether it must succeed, for it needs no lock.
-    let calls: [(&str, Call, bool); 16] = [
+    let calls: [(&str, Call, bool); 18] = [
         ("get", |db| db.get(b"large").map(drop), true),
-        ("iterate", |db| db.for_each(|_, _| ControlFlow::Continue(())).map(drop), true),
+        ("iterate live", |db| db.for_each_live(|_, _| ControlFlow::Continue(())).map(drop), true),
+        ("iterate", |db| db.for_each(|_, _| ControlFlow::Continue(())).map(drop), false),
+        ("snapshot", |db| db.snapshot().map(drop), false),
         ("len", |db| db.len().map(drop), true),
         ("change_counter", |db| db.change_counter().map(drop), true),
         ("put", |db| db.put(b"put", b"x"), false),

@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut position: Vec<u8> = Cursor::default().to_bytes();
     for piece in 0.. {
         let cursor = Cursor::from_bytes(&position).ok_or("not a stored position")?;
-        let mut records = db.iter_from(&cursor);
+        let mut records = db.iter_live_from(&cursor);
         let mut count = 0;
         for record in records.by_ref().take(PIECE) {
             let (key, _) = record?;

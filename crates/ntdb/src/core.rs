@@ -10,6 +10,7 @@
 //! taken. For a bucket the byte tells its number of groups besides, which saves readers a look into its header.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 use std::time::Duration;
 
@@ -87,6 +88,8 @@ pub struct Core {
     /// Goes with the repair byte, whose lock does not exclude the threads of one process.
     pub repairing: ForkLocal<()>,
     has_suspects: AtomicBool,
+    /// The epochs that snapshots hold, and of which version of their list: see `space::snapshots`.
+    pub snapshot_epochs: ForkLocal<(u64, Arc<Vec<u64>>)>,
     base: AtomicPtr<u8>,
     known_pages: AtomicU32,
     /// Addresses reserved at `base`, in bytes.
@@ -133,6 +136,7 @@ impl Core {
             suspects: ForkLocal::default(),
             repairing: ForkLocal::default(),
             has_suspects: AtomicBool::new(false),
+            snapshot_epochs: ForkLocal::default(),
             base: AtomicPtr::new(mapping.base()),
             known_pages: AtomicU32::new(0),
             mapped_bytes: AtomicU64::new(mapping.reserved()),

@@ -204,6 +204,12 @@ pub enum Error {
         /// Why it cannot be used.
         reason: String,
     },
+    /// What was being made is not complete, because the caller stopped it. Nothing is left of it.
+    #[error("{path}: stopped before it was complete; nothing is left of it", path = path.display())]
+    Cancelled {
+        /// What was being made.
+        path: PathBuf,
+    },
     /// A limit on users of one database is reached.
     #[error("{path}: more than {limit} {what} at once; close some", path = path.display())]
     TooMany {

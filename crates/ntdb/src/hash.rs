@@ -42,6 +42,11 @@ impl KeyHasher {
         KeyHasher { start: State::new(key), mask }
     }
 
+    /// The bits that are used.
+    pub fn mask(&self) -> u64 {
+        self.mask
+    }
+
     /// Hash of `key`.
     #[inline]
     pub fn hash(&self, key: &[u8]) -> u64 {

@@ -24,6 +24,8 @@
 //! | --- | --- |
 //! | open, read, write, iterate, lock keys | [`Db`] |
 //! | choose page size, durability, time-outs and the like | [`Options`] |
+//! | read, iterate or copy the state of one moment while others write | [`Db::snapshot`], [`Snapshot`] |
+//! | copy a database while others write | [`Db::backup`] |
 //! | know what a write promises when it returns | [`Durability`] |
 //! | stop an iteration and resume it later, also elsewhere | [`Cursor`] |
 //! | change a value by what it is, against everybody else | [`Db::lock`], [`KeyLock`] |
@@ -62,11 +64,13 @@ mod sync;
 mod transaction;
 mod types;
 
+pub use api::backup::{BackupOptions, BackupProgress, BackupReport};
 pub use api::check::CheckReport;
 pub use api::db::Db;
 pub use api::iterate::{Cursor, Iter};
 pub use api::key_lock::KeyLock;
-pub use api::stat::{ProcessStat, Stat};
+pub use api::snapshot::Snapshot;
+pub use api::stat::{ProcessStat, SnapshotStat, Stat};
 pub use api::transaction::{Savepoint, Transaction};
 pub use error::{Error, Result};
 pub use options::{Durability, Options};

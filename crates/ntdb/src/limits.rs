@@ -17,6 +17,8 @@ pub const MAX_PROCESSES: usize = 1024;
 /// Slots of the pin table: two for each process, a cache line of its own for each of the first 2,048 threads that read;
 /// more threads share their process's two (see `shm::pin`).
 pub const MAX_PINS: usize = 4096;
+/// Snapshots registered at once. Each is a few words; those who replace pages look through them when one comes or goes.
+pub const MAX_SNAPSHOTS: usize = 16_384;
 /// Stripes of the key locks: enough that unrelated keys rarely meet.
 pub const KEY_STRIPES: usize = 4096;
 /// Bytes of the ring that redo records wait in: some thousands of small operations.

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ntdb::{Db, Options};
 
@@ -778,6 +779,31 @@ fn a_database_in_use_is_read_by_the_document() {
     let (free, longest) = (summary & 0x1fff, summary >> 39 & 0x1fff);
     assert!(summary == 0 || summary >> 63 == 1 && longest <= free && free <= 1024);
     assert_eq!(num(&shm, 9512, 8), 0, "no cleared tree is being given up");
+
+    // A snapshot, of a state that nobody has frozen yet, and another of the next one.
+    assert_eq!(num(&shm, 11_776 + 240, 8), 0, "no entry yet");
+    let snapshot = db.snapshot().unwrap();
+    db.put(b"between", b"them").unwrap();
+    let later = db.snapshot().unwrap();
+    drop(snapshot);
+    let shm = std::fs::read(with_suffix(&path, "-shm")).unwrap();
+    assert_eq!(num(&shm, 11_776 + 240, 8), 2, "entries");
+    let entry = num(&shm, 11_776, 8) as usize;
+    assert_eq!(num(&shm, entry, 8), 0, "released");
+    let entry = entry + 64;
+    assert_eq!(num(&shm, entry, 2), 1, "slot 0 holds it");
+    assert_eq!(num(&shm, entry, 8) >> 16, 2, "the second ever");
+    assert_eq!(num(&shm, entry + 8, 8), stat.epoch + 1);
+    assert_eq!(num(&shm, 4312, 8), stat.epoch + 2, "another epoch began with each");
+    assert_eq!(num(&shm, entry + 16, 8), num(&shm, 4096, 8), "its root is still the present one");
+    assert_eq!(num(&shm, entry + 24, 8), num(&shm, 4288, 8), "so is the tail");
+    assert_eq!(num(&shm, entry + 24, 8), later.change_counter());
+    let since = Duration::from_millis(num(&shm, entry + 32, 8));
+    assert!(SystemTime::now().duration_since(UNIX_EPOCH + since).unwrap().as_secs() < 60);
+    assert_eq!(num(&shm, 11_712, 8), 3, "two came, one went");
+    assert_eq!(num(&shm, 11_728, 8), 1, "registered last");
+    drop(later);
+    assert!(db.delete(b"between").unwrap());
 
     // A held key lock.
     let stripe = |key: &[u8]| 339_968 + 16 * (reader.hash(key) >> 23 & 4095) as usize;

@@ -21,7 +21,10 @@ fn debug_shows_what_the_user_has_chosen_and_nothing_else() {
     let guard = db.lock(b"k").unwrap();
     assert_eq!(format!("{guard:?}"), format!("KeyLock {{ db: {shown}, .. }}"));
     drop(guard);
-    assert_eq!(format!("{:?}", db.iter()), format!("Iter {{ db: {shown}, .. }}"));
+    assert_eq!(format!("{:?}", db.iter_live()), format!("Iter {{ live: {shown}, .. }}"));
+    let snapshot = format!("Snapshot {{ path: Some({path:?}), change_counter: 0, len: 0, .. }}");
+    assert_eq!(format!("{:?}", db.snapshot().unwrap()), snapshot);
+    assert_eq!(format!("{:?}", db.iter()), format!("Iter {{ snapshot: {snapshot}, .. }}"));
     db.close().unwrap();
 }
 

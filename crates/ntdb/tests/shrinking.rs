@@ -214,7 +214,7 @@ fn iterations_beside_joins_see_each_record_once() {
         let mut iterations = 0;
         while start.elapsed() < Duration::from_secs(4) {
             let mut keys = Vec::new();
-            db.for_each(|key, _| {
+            db.for_each_live(|key, _| {
                 keys.push(key.to_vec());
                 // So that much happens between two buckets.
                 if keys.len() % 8 == 0 {
@@ -228,7 +228,7 @@ fn iterations_beside_joins_see_each_record_once() {
             let mut keys = Vec::new();
             let mut saved = Cursor::default().to_bytes();
             loop {
-                let mut iter = db.iter_from(&Cursor::from_bytes(&saved).unwrap());
+                let mut iter = db.iter_live_from(&Cursor::from_bytes(&saved).unwrap());
                 let before = keys.len();
                 keys.extend(iter.by_ref().take(40).map(|record| record.unwrap().0));
                 saved = iter.cursor().to_bytes();

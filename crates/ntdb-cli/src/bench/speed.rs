@@ -114,7 +114,7 @@ trait Target<'a>: Sized {
     fn for_each(&mut self, f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> ntdb::Result<u64>;
 }
 
-/// The four operations that the database and its transactions have in common.
+/// The operations that the database and its transactions have in common.
 macro_rules! pass_on {
     () => {
         fn insert(&mut self, key: &[u8], value: &[u8]) -> ntdb::Result<bool> {
@@ -128,12 +128,6 @@ macro_rules! pass_on {
         }
         fn append(&mut self, key: &[u8], bytes: &[u8]) -> ntdb::Result<u64> {
             (*self).append(key, bytes)
-        }
-        fn for_each(
-            &mut self,
-            f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
-        ) -> ntdb::Result<u64> {
-            (*self).for_each(f)
         }
     };
 }
@@ -150,6 +144,11 @@ impl<'a> Target<'a> for &'a Db {
     }
 
     pass_on!();
+
+    // As its ancestors went over theirs.
+    fn for_each(&mut self, f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> ntdb::Result<u64> {
+        (*self).for_each_live(f)
+    }
 }
 
 impl<'a> Target<'a> for Transaction<'a> {
@@ -164,6 +163,10 @@ impl<'a> Target<'a> for Transaction<'a> {
     }
 
     pass_on!();
+
+    fn for_each(&mut self, f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> ntdb::Result<u64> {
+        (*self).for_each(f)
+    }
 }
 
 struct Speed<'a> {

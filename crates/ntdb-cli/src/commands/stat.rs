@@ -27,6 +27,17 @@ struct Facts<'a> {
     reserve_percent: u8,
     processes: &'a [u32],
     oldest_reader: Option<u32>,
+    snapshots: u64,
+    snapshot_bytes: u64,
+    oldest_snapshot: Option<OldestSnapshot>,
+}
+
+/// The members of [`SnapshotStat`](ntdb::SnapshotStat).
+#[derive(Serialize)]
+struct OldestSnapshot {
+    pid: u32,
+    age_ms: u64,
+    changes_since_bytes: u64,
 }
 
 /// Prints facts about a database.
@@ -61,6 +72,13 @@ fn facts(stat: &Stat) -> Facts<'_> {
         reserve_percent: stat.reserve_percent,
         processes: &stat.processes,
         oldest_reader: stat.oldest_reader,
+        snapshots: stat.snapshots,
+        snapshot_bytes: stat.snapshot_bytes,
+        oldest_snapshot: stat.oldest_snapshot.map(|oldest| OldestSnapshot {
+            pid: oldest.pid,
+            age_ms: oldest.age_ms,
+            changes_since_bytes: oldest.changes_since_bytes,
+        }),
     }
 }
 
@@ -88,5 +106,50 @@ fn table(file: &Path, facts: &Facts) -> Vec<(&'static str, String)> {
             "oldest reader",
             facts.oldest_reader.map_or("none".into(), |process| format!("process {process}")),
         ),
+        (
+            "snapshots",
+            match &facts.oldest_snapshot {
+                None => "none".into(),
+                Some(oldest) => format!(
+                    "{}; the oldest is of process {}, {} old, {} of changes ago",
+                    grouped(facts.snapshots),
+                    oldest.pid,
+                    age(oldest.age_ms),
+                    bytes(oldest.changes_since_bytes)
+                ),
+            },
+        ),
+        ("held by snapshots", bytes(facts.snapshot_bytes)),
     ]
+}
+
+/// As exactly as a person wants to know it.
+fn age(ms: u64) -> String {
+    match ms / 1000 {
+        0 => format!("{ms} ms"),
+        seconds @ 1..120 => format!("{seconds} s"),
+        seconds @ 120..7_200 => format!("{} minutes", seconds / 60),
+        seconds @ 7_200..172_800 => format!("{} hours", seconds / 3_600),
+        seconds => format!("{} days", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::age;
+
+    #[test]
+    fn ages_are_told_in_the_largest_unit_that_says_enough() {
+        let cases = [
+            (999, "999 ms"),
+            (1_000, "1 s"),
+            (119_999, "119 s"),
+            (120_000, "2 minutes"),
+            (7_200_000, "2 hours"),
+            (172_800_000, "2 days"),
+        ];
+        for (ms, text) in cases {
+            assert_eq!(age(ms), text);
+        }
+    }
 }

@@ -40,7 +40,7 @@ pub fn iterate(args: &Args) -> Result<String, String> {
     let mut passes = 0;
     loop {
         let mut seen: HashMap<Vec<u8>, u32> = HashMap::new();
-        let how = rng.below(3);
+        let how = rng.below(5);
         let mut problem = None;
         let mut visit = |key: &[u8], value: &[u8]| {
             *seen.entry(key.to_vec()).or_default() += 1;
@@ -50,13 +50,26 @@ pub fn iterate(args: &Args) -> Result<String, String> {
         };
         match how {
             0 => {
+                db.for_each_live(|key, value| {
+                    visit(key, value);
+                    ControlFlow::Continue(())
+                })
+                .map_err(|e| format!("for_each_live: {e}"))?;
+            }
+            1 => {
+                for record in db.iter_live() {
+                    let (key, value) = record.map_err(|e| format!("iter_live: {e}"))?;
+                    visit(&key, &value);
+                }
+            }
+            2 => {
                 db.for_each(|key, value| {
                     visit(key, value);
                     ControlFlow::Continue(())
                 })
                 .map_err(|e| format!("for_each: {e}"))?;
             }
-            1 => {
+            3 => {
                 for record in db.iter() {
                     let (key, value) = record.map_err(|e| format!("iter: {e}"))?;
                     visit(&key, &value);
@@ -92,12 +105,12 @@ pub fn iterate(args: &Args) -> Result<String, String> {
 fn in_parts(db: &Db, rng: &mut Rng, visit: &mut impl FnMut(&[u8], &[u8])) -> Result<(), String> {
     let mut position = Cursor::default();
     loop {
-        let mut iter = db.iter_from(&position);
+        let mut iter = db.iter_live_from(&position);
         let part = rng.range(1, 500);
         for _ in 0..part {
             match iter.next() {
                 Some(Ok((key, value))) => visit(&key, &value),
-                Some(Err(e)) => return Err(format!("iter_from: {e}")),
+                Some(Err(e)) => return Err(format!("iter_live_from: {e}")),
                 None => return Ok(()),
             }
         }

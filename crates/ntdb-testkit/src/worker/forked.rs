@@ -139,6 +139,43 @@ pub fn run(db: &Db, args: &Args) -> Result<String, String> {
                 return Err(format!("the parent's iteration saw only {rest} further records"));
             }
         }
+        "with a snapshot" => {
+            db.put(b"kept", b"then").map_err(text)?;
+            let snapshot = db.snapshot().map_err(text)?;
+            let iter = snapshot.iter();
+            db.put(b"kept", b"now").map_err(text)?;
+            let child = fork_child(|| {
+                for error in [
+                    snapshot.get(b"kept").err(),
+                    snapshot.contains(b"kept").err(),
+                    snapshot.for_each(|_, _| std::ops::ControlFlow::Continue(())).err(),
+                    snapshot.iter().next().and_then(Result::err),
+                ] {
+                    if !matches!(error, Some(Error::Forked { .. })) {
+                        return Err(format!("the child reads its parent's snapshot: {error:?}"));
+                    }
+                }
+                // SAFETY: the child's own copies; it ends without running the parent's drop.
+                drop(unsafe { (std::ptr::read(&snapshot), std::ptr::read(&iter)) });
+                let own = db.snapshot().map_err(text)?;
+                if own.get(b"kept").map_err(text)?.as_deref() != Some(b"now") {
+                    return Err("the child's own snapshot is wrong".into());
+                }
+                let held = db.stat().map_err(text)?.snapshots;
+                if held != 2 {
+                    return Err(format!("{held} snapshots are held, not the parent's and its own"));
+                }
+                work(db, "child", 500, None)
+            })?;
+            work(db, "parent-beside", 500, None)?;
+            reap(child)?;
+            if snapshot.get(b"kept").map_err(text)?.as_deref() != Some(b"then") {
+                return Err("the parent's snapshot was lost".into());
+            }
+            if iter.count() as u64 != snapshot.len() {
+                return Err("the parent's iteration was lost".into());
+            }
+        }
         "beside writing threads" => beside_threads(db)?,
         "generations" => {
             let child = fork_child(|| {

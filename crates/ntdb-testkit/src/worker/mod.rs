@@ -11,6 +11,7 @@ pub mod forked;
 pub mod mixed;
 pub mod scripted;
 pub mod simple;
+pub mod snapshots;
 
 use crate::args::Args;
 
@@ -48,6 +49,8 @@ pub fn run(args: &Args) -> Result<String, String> {
         "hostile" => damaged::hostile(args),
         "forged" => forged::run(args),
         "hold-view" => simple::hold_view(args),
+        "hold-snapshots" => snapshots::hold(args),
+        "observe" => snapshots::observe(args),
         "grow" => simple::grow(args),
         "traverse" => simple::traverse(args),
         other => Err(format!("{other}: no such role")),

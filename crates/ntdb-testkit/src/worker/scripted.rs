@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use ntdb::{Db, Error, Options};
+use ntdb::{Db, Error, Options, Snapshot};
 
 use crate::args::Args;
 use crate::board::Board;
@@ -115,6 +115,7 @@ fn follow(
     let kill_before: usize = args.get("kill_before", usize::MAX);
     let to = args.get("to", usize::MAX).min(script.ops.len());
     let mut db = Some(db);
+    let mut snapshots = Snapshots::default();
     let mut readers = Readers { every: args.get("hold", 0), held: VecDeque::new() };
     for n in from..to {
         let op = &script.ops[n];
@@ -125,9 +126,14 @@ fn follow(
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
         let open = db.as_ref().expect("open between operations");
-        op.run(open).map_err(|e| format!("operation {n}, {}: {e}", name(op)))?;
+        if *op == Op::Snapshot {
+            snapshots.open(n, script, open)?;
+        } else {
+            op.run(open).map_err(|e| format!("operation {n}, {}: {e}", name(op)))?;
+        }
         if *op == Op::Reopen {
             readers.release();
+            snapshots.release(script)?;
             db.take().expect("open").close().map_err(|e| format!("close: {e}"))?;
             board.mark(DURABLE).store(n as u64, Ordering::SeqCst);
             let again = options(args).open(&args.database);
@@ -139,12 +145,45 @@ fn follow(
         }
     }
     readers.release();
+    snapshots.release(script)?;
     db.take().expect("open").close().map_err(|e| format!("close: {e}"))?;
     board.mark(DURABLE).store(to as u64, Ordering::SeqCst);
     if args.text("hits").is_some() {
         crash::write_hits(&args.path("hits")).map_err(|e| format!("hits: {e}"))?;
     }
     Ok(format!("followed to {to}"))
+}
+
+/// Snapshots that are held through the operations that follow, and must then be what they were.
+#[derive(Default)]
+struct Snapshots {
+    held: VecDeque<(usize, Snapshot)>,
+}
+
+impl Snapshots {
+    fn open(&mut self, n: usize, script: &Script, db: &Db) -> Result<(), String> {
+        let snapshot = db.snapshot().map_err(|e| format!("operation {n}, snapshot: {e}"))?;
+        self.held.push_back((n, snapshot));
+        if self.held.len() > 2 { self.release_oldest(script) } else { Ok(()) }
+    }
+
+    fn release_oldest(&mut self, script: &Script) -> Result<(), String> {
+        let Some((n, snapshot)) = self.held.pop_front() else { return Ok(()) };
+        let found = Digest::of_snapshot(&snapshot);
+        let found = found.map_err(|e| format!("snapshot of operation {n}: {e}"))?;
+        let expected = script.digests[n];
+        if found != expected {
+            return Err(format!("snapshot of operation {n}: {found:?} instead of {expected:?}"));
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, script: &Script) -> Result<(), String> {
+        while !self.held.is_empty() {
+            self.release_oldest(script)?;
+        }
+        Ok(())
+    }
 }
 
 /// Readers that overlap: each looks at one record for many operations, and the next one begins

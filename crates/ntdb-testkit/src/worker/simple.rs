@@ -28,13 +28,13 @@ fn open(args: &Args) -> Result<Db, String> {
     options(args).open(&args.database).map_err(|e| format!("open: {e}"))
 }
 
-fn say(line: &str) {
+pub(super) fn say(line: &str) {
     println!("{line}");
     let _ = std::io::stdout().flush();
 }
 
 /// Waits until the parent closes the pipe or sends a line.
-fn wait_for_parent() {
+pub(super) fn wait_for_parent() {
     let _ = std::io::stdin().lock().read_line(&mut String::new());
 }
 

@@ -1,7 +1,8 @@
 //! Verifying everything.
 //!
-//! The state is frozen as for a checkpoint, and the allocation bits and the lists of replaced pages are copied in the same moment,
-//! under the writer lock. Everything else happens beside running readers and writers, on what does not change any more:
+//! A snapshot is opened, and the allocation bits and the lists of replaced pages are copied in the same moment, under the writer
+//! lock. What the durable checkpoint has to do with it is looked at next, under the checkpoint lock. Everything else happens beside
+//! running readers, writers and checkpoints, on what does not change any more:
 //! - every page of the tree: kind, number, checksum (if a checkpoint has written it), structure, depth and prefix;
 //! - every record: its hash belongs to its bucket, a search finds it and nothing else, its value's checksum;
 //! - the number of records;
@@ -12,24 +13,25 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
-use crate::checkpoint::freeze::{Frozen, freeze};
 use crate::checkpoint::map::MapPages;
 use crate::checkpoint::publish;
-use crate::checkpoint::run::{CheckpointGuard, LogStartGuard, if_in_time};
+use crate::checkpoint::run::{CheckpointGuard, LogStartGuard};
+use crate::checkpoint::snapshot::{self, Snap};
 use crate::core::{Backing, Core};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::index::discard;
 use crate::index::locate::Root;
-use crate::index::walk::{self, Item};
+use crate::index::walk::{self, Item, Side};
 use crate::options::deadline_after;
 use crate::page::head::{Kind, prefix_of};
 use crate::page::header::{HEADER_BYTES, HEADER_COPY_PAGE, Header};
+use crate::space::snapshots::{self, Registered};
 use crate::space::{bits, retire};
 use crate::storage::failpoint::crash_point;
 use crate::transaction::step::list_get;
 use crate::transaction::writer::Writer;
-use crate::types::{PageNo, Run};
+use crate::types::{Epoch, PageNo, Run};
 
 /// What [`Db::check`](crate::Db::check) found.
 #[derive(Clone, Debug, Default)]
@@ -73,9 +75,24 @@ fn in_words(error: Error) -> String {
     }
 }
 
+/// The snapshot that is checked, released in the end.
+struct Opened<'c> {
+    core: &'c Core,
+    snap: Snap,
+}
+
+impl Drop for Opened<'_> {
+    fn drop(&mut self) {
+        let Registered { index, owner, .. } = self.snap.registered;
+        snapshots::release(self.core, index, owner);
+    }
+}
+
 /// The moment that is checked.
-struct Moment {
-    frozen: Frozen,
+struct Moment<'c> {
+    snapshot: Opened<'c>,
+    durable_root: Root,
+    durable_epoch: Epoch,
     file_pages: u32,
     used: Vec<u64>,
     /// What is summed up of those bits.
@@ -102,24 +119,31 @@ pub fn check(environment: &Environment, limit: Option<Duration>) -> Result<Check
         let words = (file_pages as u64).div_ceil(64);
         let used = (0..words).map(|index| bits::used_word(core, index)).collect();
         let groups = bits::group_words(core, file_pages);
-        let frozen = freeze(&mut writer, false)?;
-        Moment { frozen, file_pages, used, groups, listed: lists }
+        let checkpoint = &core.control().checkpoint;
+        Moment {
+            snapshot: Opened { core, snap: snapshot::open_locked(&mut writer)? },
+            durable_root: Root::from_word(checkpoint.durable_root.load(Relaxed)),
+            durable_epoch: Epoch(checkpoint.durable_epoch.load(Relaxed)),
+            file_pages,
+            used,
+            groups,
+            listed: lists,
+        }
     };
     crash_point("check.frozen");
     let mut checker = Checker {
         core,
         limit,
         moment: &moment,
+        unwritten: HashSet::new(),
         owner: vec![0; (moment.file_pages as usize).div_ceil(64)],
         value_pages: 0,
         report: CheckReport::default(),
     };
-    let result = checker.run();
-    let report = checker.report;
-    // The hold on the frozen pages ends; nothing else was made. The next holder of the lock does it if it cannot be done now.
-    if_in_time(publish::forget(core, limit))?;
+    checker.durable()?;
     drop(guard);
-    result.map(|()| report)
+    checker.run();
+    Ok(checker.report)
 }
 
 fn copy_lists(core: &Core) -> Result<Vec<(Run, &'static str)>> {
@@ -128,7 +152,7 @@ fn copy_lists(core: &Core) -> Result<Vec<(Run, &'static str)>> {
     for (retired, list) in retire::all(core)? {
         listed.push(match list {
             retire::List::Fresh => (retired.run, "replaced, waiting for readers"),
-            retire::List::Held => (retired.run, "replaced, held for a checkpoint"),
+            retire::List::Held => (retired.run, "replaced, held for a checkpoint or a snapshot"),
         });
     }
     for (table, what) in [
@@ -145,7 +169,9 @@ fn copy_lists(core: &Core) -> Result<Vec<(Run, &'static str)>> {
 struct Checker<'c> {
     core: &'c Core,
     limit: Option<Duration>,
-    moment: &'c Moment,
+    moment: &'c Moment<'c>,
+    /// Pages of the tree that are not the durable checkpoint's, and so have no checksum yet.
+    unwritten: HashSet<u32>,
     /// Bit per page: something uses it.
     owner: Vec<u64>,
     /// Pages of values that have been verified.
@@ -173,7 +199,8 @@ impl Checker<'_> {
         self.report.spare_problems += (self.report.problems.len() - told) as u64;
     }
 
-    fn run(&mut self) -> Result<()> {
+    /// What concerns the durable checkpoint. The caller holds the checkpoint lock.
+    fn durable(&mut self) -> Result<()> {
         let core = self.core;
         self.own(Run { first: PageNo(0), len: 4 }, "the header and the meta pages");
         if core.backing != Backing::Memory {
@@ -188,11 +215,37 @@ impl Checker<'_> {
                 self.own(Run { first: page, len: 1 }, "the free-space map");
             }
         }
+        if core.backing == Backing::Shared {
+            let (before, now) = (self.moment.durable_root, self.moment.snapshot.snap.root);
+            let unwritten = &mut self.unwritten;
+            let compared = walk::diff(core, before, now, Side::New, &mut |item| {
+                if item.kind.is_some() {
+                    unwritten.insert(item.run.first.0);
+                }
+                Ok(())
+            });
+            // Overflow pages that both have may be visited on both sides.
+            let compared = compared.and_then(|()| {
+                walk::diff(core, before, now, Side::Old, &mut |item| {
+                    unwritten.remove(&item.run.first.0);
+                    Ok(())
+                })
+            });
+            if let Err(error) = compared {
+                self.problem(in_words(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything else.
+    fn run(&mut self) {
+        let core = self.core;
         let listed = self.moment.listed.clone();
         for (run, what) in listed {
             self.own(run, what);
         }
-        let root = self.moment.frozen.root;
+        let root = self.moment.snapshot.snap.root;
         let mut items = Vec::new();
         let walked = walk::for_each_run(core, root, &mut |item| {
             items.push(item);
@@ -207,8 +260,8 @@ impl Checker<'_> {
         }
         self.report.pages = items.iter().map(|item| item.run.len as u64).sum();
         self.records(root);
-        if self.report.records != self.moment.frozen.count {
-            let (seen, counted) = (self.report.records, self.moment.frozen.count);
+        if self.report.records != self.moment.snapshot.snap.count {
+            let (seen, counted) = (self.report.records, self.moment.snapshot.snap.count);
             self.problem(format!("{seen} records found, {counted} counted"));
         }
         if whole {
@@ -217,7 +270,6 @@ impl Checker<'_> {
             // What lies behind the damage would be taken for leaked.
             self.problem("leaked pages were not looked for, because of the damage".into());
         }
-        Ok(())
     }
 
     /// What is there twice: the header, and the meta page that is not the durable one. Nothing is lost with one of two.
@@ -299,8 +351,9 @@ impl Checker<'_> {
             return self.own(item.run, "a value");
         };
         self.own(item.run, "the tree");
-        let durable = core.control().checkpoint.durable_epoch.load(Relaxed);
-        let written = core.backing == Backing::Shared && item.made.0 <= durable;
+        let written = core.backing == Backing::Shared
+            && item.made <= self.moment.durable_epoch
+            && !self.unwritten.contains(&item.run.first.0);
         if written && let Err(error) = core.verify_page(item.run.first, kind) {
             self.problem(in_words(error));
         }

@@ -26,9 +26,11 @@ use crate::transaction::record::LogRecord;
 use crate::transaction::writer::Writer;
 use crate::types::{Lsn, SlotId};
 
+use super::backup::{self, BackupOptions, BackupProgress, BackupReport};
 use super::check::{self, CheckReport};
-use super::iterate::{self, Cursor, Iter};
+use super::iterate::{self, Cursor, Iter, Source};
 use super::key_lock::{self, KeyLock, Patience};
+use super::snapshot::Snapshot;
 use super::stat::{self, Stat};
 use super::transaction::Transaction;
 
@@ -610,24 +612,55 @@ impl Db {
         KeyLock::take(self, &mut hashes, Patience::Try, self.deadline())
     }
 
-    /// An iterator over all records, as copies, in the order of their hashes (which tells nothing of the keys, but is the same
-    /// each time). It sees every record that is there throughout
-    /// exactly once, whatever is written meanwhile, and holds nothing back between two records.
+    /// The database as it is now, to be read for as long as the [`Snapshot`] is held, while others write. Takes the writer
+    /// lock for as long as a small write does, and does not wait for an open transaction, of which it has nothing.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] after the lock time-out, [`Error::TooMany`] beyond 16,384 at once in all processes, [`Error::Full`] if
+    /// the shared state cannot grow, [`Error::Corrupt`].
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        Snapshot::open(self)
+    }
+
+    /// An iterator over all records as they are now, as copies, in the order of their hashes (which tells nothing of the keys, but
+    /// is the same each time). It holds a [`Snapshot`]: what is written meanwhile cannot be seen in it. If that cannot be had, the first
+    /// record is the error.
     pub fn iter(&self) -> Iter {
-        Iter::new(self.clone(), Cursor::default())
+        Iter::new(Source::now(self), Cursor::default())
     }
 
-    /// An iterator over the records behind `cursor`.
+    /// As [`Db::iter`], for the records behind `cursor`.
     pub fn iter_from(&self, cursor: &Cursor) -> Iter {
-        Iter::new(self.clone(), cursor.clone())
+        Iter::new(Source::now(self), cursor.clone())
     }
 
-    /// Calls `f` with every record, borrowed, until it breaks; returns how many it was called for. As [`Db::iter`], but without
-    /// copies, and the some hundred records of one bucket come as they lie there, not by their hashes; pages are held back while `f` works through one bucket.
+    /// An iterator over all records that sees each as it is when its turn comes. It sees every record that is there throughout
+    /// exactly once, whatever is written meanwhile, and holds nothing back between two records; but what it returns is not the state
+    /// of any one moment.
+    pub fn iter_live(&self) -> Iter {
+        self.iter_live_from(&Cursor::default())
+    }
+
+    /// As [`Db::iter_live`], for the records behind `cursor`.
+    pub fn iter_live_from(&self, cursor: &Cursor) -> Iter {
+        Iter::new(Source::Live(self.clone()), cursor.clone())
+    }
+
+    /// Calls `f` with every record as it is now, borrowed, until it breaks; returns how many it was called for. As [`Db::iter`], but
+    /// without copies, and the some hundred records of one bucket come as they lie there, not by their hashes.
+    ///
+    /// # Errors
+    /// As [`Db::snapshot`].
+    pub fn for_each(&self, f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> Result<u64> {
+        self.snapshot()?.for_each(f)
+    }
+
+    /// As [`Db::for_each`], without a snapshot: each record is seen as it is when its turn comes, as by [`Db::iter_live`], and
+    /// pages are held back while `f` works through one bucket.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if a page on the way is damaged.
-    pub fn for_each(&self, f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> Result<u64> {
+    pub fn for_each_live(&self, f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> Result<u64> {
         iterate::for_each(self, f)
     }
 
@@ -773,12 +806,59 @@ impl Db {
         stat::stat(&self.environment, self.deadline())
     }
 
-    /// Verifies everything, checksums included, as of one moment; readers and writers go on meanwhile. Checkpoints wait.
+    /// Verifies everything, checksums included, as of one moment, which a snapshot holds; readers, writers and checkpoints go on
+    /// meanwhile.
     ///
     /// # Errors
     /// [`Error::Locked`], or a system error. Damage is not an error but in the report.
     pub fn check(&self) -> Result<CheckReport> {
         check::check(&self.environment, self.lock_timeout)
+    }
+
+    /// Copies the database as it is now into a new, compact one at `destination`, while others read and write at full speed. The copy
+    /// has an identity of its own, and permissions, page size and reserve of the original.
+    ///
+    /// It is made under another name beside `destination`, synced, checked, compared with the original value by value, and renamed:
+    /// so there is a whole copy or nothing (or, with [`BackupOptions::overwrite`], what was there before), whatever happens
+    /// meanwhile. If the process is killed, a file with the name of the destination, `-partial-` and 16 digits is left; the next
+    /// backup to the same place removes it.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`] if there is something at `destination`; [`Error::InUse`] if it is to be overwritten and somebody
+    /// uses it, [`Error::NotADatabase`] if it is no database; [`Error::InvalidOption`] if it is this very one;
+    /// [`Error::Corrupt`] if this database is damaged; [`Error::Full`] and what else the system reports; as [`Db::snapshot`].
+    ///
+    /// ```
+    /// # fn main() -> ntdb::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let to = dir.path().join("copy.ntdb");
+    /// # let db = ntdb::Db::in_memory()?;
+    /// db.put(b"key", b"value")?;
+    /// let report = db.backup(&to, &ntdb::BackupOptions::new())?;
+    /// assert_eq!(report.records, 1);
+    /// assert_eq!(ntdb::Db::open(&to)?.get(b"key")?.as_deref(), Some(&b"value"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn backup(
+        &self,
+        destination: impl AsRef<Path>,
+        options: &BackupOptions,
+    ) -> Result<BackupReport> {
+        self.backup_with(destination, options, |_| ControlFlow::Continue(()))
+    }
+
+    /// As [`Db::backup`]; `progress` is called now and then, and can stop it.
+    ///
+    /// # Errors
+    /// As [`Db::backup`]; [`Error::Cancelled`] if `progress` breaks.
+    pub fn backup_with(
+        &self,
+        destination: impl AsRef<Path>,
+        options: &BackupOptions,
+        mut progress: impl FnMut(BackupProgress) -> ControlFlow<()>,
+    ) -> Result<BackupReport> {
+        backup::run(self, destination.as_ref(), options, &mut progress)
     }
 
     /// A number that grows with every change by any process: the log sequence number, in bytes of redo log since the database

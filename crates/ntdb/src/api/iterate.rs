@@ -9,13 +9,14 @@ use std::fmt;
 use std::ops::ControlFlow;
 
 use crate::core::Core;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::index::locate::Root;
 use crate::index::{locate, lookup, walk};
 use crate::page::bucket as page_bucket;
 use crate::types::PageNo;
 
 use super::db::Db;
+use super::snapshot::Snapshot;
 
 /// A position of an iteration, which can be stored and resumed, also in another process and after the record there is
 /// gone.
@@ -79,9 +80,29 @@ struct Pending {
     value: Option<Vec<u8>>,
 }
 
+/// What is iterated.
+pub(crate) enum Source {
+    /// The present state, whatever it is when a record's turn comes.
+    Live(Db),
+    /// One moment.
+    Snapshot(Snapshot),
+    /// A moment that could not be held, and the reason until it has been told.
+    Failed(Option<Error>),
+}
+
+impl Source {
+    /// The present moment.
+    pub(crate) fn now(db: &Db) -> Source {
+        match Snapshot::open(db) {
+            Ok(snapshot) => Source::Snapshot(snapshot),
+            Err(error) => Source::Failed(Some(error)),
+        }
+    }
+}
+
 /// An iterator over all records; see [`Db::iter`]. After an error it ends.
 pub struct Iter {
-    db: Db,
+    source: Source,
     /// Where the next bucket begins; `None` at the end.
     next: Option<u64>,
     cursor: Cursor,
@@ -92,18 +113,24 @@ pub struct Iter {
 
 impl fmt::Debug for Iter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Iter").field("db", &self.db).finish_non_exhaustive()
+        let mut iter = f.debug_struct("Iter");
+        match &self.source {
+            Source::Live(db) => iter.field("live", db),
+            Source::Snapshot(snapshot) => iter.field("snapshot", snapshot),
+            Source::Failed(error) => iter.field("failed", error),
+        };
+        iter.finish_non_exhaustive()
     }
 }
 
 impl Iter {
-    pub(crate) fn new(db: Db, cursor: Cursor) -> Iter {
+    pub(crate) fn new(source: Source, cursor: Cursor) -> Iter {
         let next = match (&cursor.last, cursor.at_end) {
             (_, true) => None,
             (None, false) => Some(0),
             (Some((hash, _)), false) => Some(*hash),
         };
-        Iter { db, next, cursor, pending: VecDeque::new(), failed: false }
+        Iter { source, next, cursor, pending: VecDeque::new(), failed: false }
     }
 
     /// The position behind the record that was returned last; also after an error, so that one can go on from there later.
@@ -116,30 +143,54 @@ impl Iter {
 
     /// Reads the bucket at `hash` into `pending`, in order; returns where the next one begins.
     fn read_bucket(&mut self, hash: u64) -> Result<Option<u64>> {
-        let environment = self.db.environment();
-        let _pin = environment.pin()?;
-        let core = &environment.core;
-        let mut records = Vec::new();
-        let bits = visit_bucket(
-            core,
-            lookup::current_root(core),
-            hash,
-            &mut Vec::new(),
-            &mut |key, value| {
-                let hash = core.hasher.hash(key);
-                let value = (value.len() <= KEEP_VALUE_BYTES).then(|| value.to_vec());
-                records.push(Pending { hash, key: key.to_vec(), value });
-                ControlFlow::Continue(())
-            },
-        )?
-        .1;
-        if let Some((last_hash, last_key)) = &self.cursor.last {
-            records.retain(|r| (r.hash, &r.key) > (*last_hash, last_key));
-        }
-        records.sort_unstable_by(|a, b| (a.hash, &a.key).cmp(&(b.hash, &b.key)));
-        self.pending = records.into();
-        Ok(walk::next_range(hash, bits))
+        let last = self.cursor.last.as_ref();
+        let (pending, next) = match &mut self.source {
+            Source::Live(db) => {
+                let environment = db.environment();
+                let _pin = environment.pin()?;
+                let core = &environment.core;
+                read_bucket(core, lookup::current_root(core), hash, last)?
+            }
+            Source::Snapshot(snapshot) => {
+                snapshot.check()?;
+                read_bucket(snapshot.core(), snapshot.root(), hash, last)?
+            }
+            Source::Failed(error) => return error.take().map_or(Ok(None), Err),
+        };
+        self.pending = pending;
+        Ok(next)
     }
+
+    /// The value of a record that was too long to be kept.
+    fn long_value(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        match &self.source {
+            Source::Live(db) => db.get(key),
+            Source::Snapshot(snapshot) => snapshot.get(key),
+            Source::Failed(_) => Ok(None),
+        }
+    }
+}
+
+/// The records of the bucket at `hash` behind `last`, in order, and where the next bucket begins.
+fn read_bucket(
+    core: &Core,
+    root: Root,
+    hash: u64,
+    last: Option<&(u64, Vec<u8>)>,
+) -> Result<(VecDeque<Pending>, Option<u64>)> {
+    let mut records = Vec::new();
+    let bits = visit_bucket(core, root, hash, &mut Vec::new(), &mut |key, value| {
+        let hash = core.hasher.hash(key);
+        let value = (value.len() <= KEEP_VALUE_BYTES).then(|| value.to_vec());
+        records.push(Pending { hash, key: key.to_vec(), value });
+        ControlFlow::Continue(())
+    })?
+    .1;
+    if let Some((last_hash, last_key)) = last {
+        records.retain(|r| (r.hash, &r.key) > (*last_hash, last_key));
+    }
+    records.sort_unstable_by(|a, b| (a.hash, &a.key).cmp(&(b.hash, &b.key)));
+    Ok((records.into(), walk::next_range(hash, bits)))
 }
 
 impl Iterator for Iter {
@@ -163,7 +214,7 @@ impl Iterator for Iter {
             };
             let value = match record.value {
                 Some(value) => value,
-                None => match self.db.get(&record.key) {
+                None => match self.long_value(&record.key) {
                     Ok(Some(value)) => value,
                     // Deleted since.
                     Ok(None) => continue,
@@ -229,7 +280,7 @@ fn visit_bucket(
     }
 }
 
-/// Calls `f` with every record until it breaks; returns how many it was called for.
+/// Calls `f` with every record of the present state until it breaks; returns how many it was called for.
 pub fn for_each(db: &Db, mut f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> Result<u64> {
     let environment = db.environment();
     let mut count = 0;
@@ -252,7 +303,7 @@ pub fn for_each(db: &Db, mut f: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) -> 
     Ok(count)
 }
 
-/// As [`for_each`], below the private root of a transaction.
+/// As [`for_each`], below the root of a snapshot, or the private one of a transaction: the tree keeps still.
 pub fn for_each_below(
     core: &Core,
     root: Root,

@@ -1,13 +1,15 @@
 //! Facts about a database at one moment.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::core::Backing;
 use crate::environment::Environment;
 use crate::error::Result;
 use crate::index::lookup;
 use crate::limits::MAX_PROCESSES;
-use crate::space::{bits, retire};
+use crate::space::retire::Holds;
+use crate::space::{bits, retire, snapshots};
 use crate::transaction::writer::Writer;
 use crate::types::SlotId;
 
@@ -19,6 +21,20 @@ pub struct ProcessStat {
     pub pid: u32,
     /// When it opened the database, in seconds since 1970.
     pub since_unix_seconds: u64,
+}
+
+/// The oldest snapshot that is held; see [`Stat::oldest_snapshot`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SnapshotStat {
+    /// The process that holds it, as it sees itself.
+    pub pid: u32,
+    /// When it was opened, in milliseconds since 1970.
+    pub since_unix_ms: u64,
+    /// How long ago that was, in milliseconds.
+    pub age_ms: u64,
+    /// What has been logged since, in bytes.
+    pub changes_since_bytes: u64,
 }
 
 /// Facts about a database at one moment; see [`Db::stat`](crate::Db::stat).
@@ -33,7 +49,7 @@ pub struct Stat {
     pub file_bytes: u64,
     /// Bytes of pages that are free for re-use.
     pub free_bytes: u64,
-    /// Bytes of pages that were replaced and wait for a reader or a checkpoint.
+    /// Bytes of pages that were replaced and wait for a reader, a checkpoint or a snapshot.
     pub retired_bytes: u64,
     /// Bytes of redo log since the last checkpoint.
     pub log_bytes: u64,
@@ -64,6 +80,12 @@ pub struct Stat {
     /// How many eras ago that reader began. An era is sixteen replacements of pages long, and nothing that was replaced since
     /// can be re-used: a number that keeps growing is a reader that makes the file grow.
     pub oldest_reader_age: u64,
+    /// Snapshots that are held; those that one process opened without a change in between count once.
+    pub snapshots: u64,
+    /// The oldest of them.
+    pub oldest_snapshot: Option<SnapshotStat>,
+    /// Bytes of replaced pages that nothing but snapshots holds back (and perhaps readers).
+    pub snapshot_bytes: u64,
 }
 
 /// Gathers the facts. Takes the writer lock for a moment.
@@ -79,7 +101,15 @@ pub fn stat(environment: &Environment, deadline: Option<std::time::Instant>) -> 
     };
     let file_pages = control.readers.file_pages.load(Relaxed);
     let free = bits::count_free(core, file_pages);
-    let retired: u64 = retire::all(core)?.iter().map(|(retired, _)| retired.run.len as u64).sum();
+    let holds = Holds::now(core)?;
+    let (mut retired, mut by_snapshots) = (0, 0);
+    for (run, _) in retire::all(core)? {
+        retired += run.run.len as u64;
+        if holds.by_snapshot(&run) && !holds.by_checkpoint(&run) {
+            by_snapshots += run.run.len as u64;
+        }
+    }
+    let snapshots = snapshots::all(core)?;
     let mut stat = Stat {
         page_size: core.page_size as u32,
         records: control.writer.count.load(Relaxed),
@@ -94,12 +124,24 @@ pub fn stat(environment: &Environment, deadline: Option<std::time::Instant>) -> 
         copies: control.counters.copies.load(Relaxed),
         checkpoints: control.checkpoint.completed.load(Relaxed) as u64,
         repairs: control.counters.repairs.load(Relaxed),
+        snapshots: snapshots.len() as u64,
+        snapshot_bytes: by_snapshots * page_size,
         ..Stat::default()
     };
     stat.depth = lookup::current_root(core).depth.unwrap_or(0) as u32;
     stat.log_bytes =
         stat.change_counter.saturating_sub(control.checkpoint.durable_lsn.load(Relaxed));
     drop(writer);
+    stat.oldest_snapshot = snapshots::oldest(&snapshots).map(|oldest| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now_ms = now.map_or(0, |time| time.as_millis() as u64);
+        SnapshotStat {
+            pid: core.pid_of(oldest.process()),
+            since_unix_ms: oldest.since,
+            age_ms: now_ms.saturating_sub(oldest.since),
+            changes_since_bytes: stat.change_counter.saturating_sub(oldest.lsn.0),
+        }
+    });
     for index in 0..MAX_PROCESSES {
         let entry = core.shm.process(index);
         if entry.state.load(Relaxed) == 1 && core.is_alive(SlotId(index as u16)) {

@@ -17,3 +17,4 @@ pub mod freeze;
 pub mod map;
 pub mod publish;
 pub mod run;
+pub mod snapshot;

@@ -18,7 +18,7 @@ use crate::space::{patience, retire};
 use crate::storage::failpoint::crash_point;
 use crate::transaction::claim;
 use crate::transaction::writer::Writer;
-use crate::types::{Epoch, Lsn, SlotId};
+use crate::types::{Lsn, SlotId};
 
 use super::freeze::{Frozen, freeze};
 use super::map::{MapBuilder, MapPages, for_each_group, seal};
@@ -237,11 +237,11 @@ fn write_map(
     let mut builder = MapBuilder::new(core, old, limit);
     walk::diff(core, old_root, frozen.root, Side::Old, &mut |item| builder.mark(item.run, false))?;
     crash_point("checkpoint.map.cleared");
-    let since: Epoch = before.epoch;
     walk::diff(core, old_root, frozen.root, Side::New, &mut |item| {
         builder.mark(item.run, true)?;
-        // Extents have no header: their checksums are in their records.
-        if item.made > since && item.kind.is_some() {
+        // Extents have no header: their checksums are in their records. The epoch does not say what is new: a transaction that
+        // was open at the last freeze made its pages before it, and has published them since.
+        if item.kind.is_some() {
             seal(core, item.run.first, item.run.len)?;
             crash_point("checkpoint.page.sealed");
         }

@@ -13,6 +13,7 @@ use crate::core::Backing;
 use crate::error::{Error, Result};
 use crate::index::relocate;
 use crate::limits::{KEY_STRIPES, MAX_PROCESSES};
+use crate::space::snapshots;
 use crate::storage::failpoint::{Kind, crash_point};
 use crate::storage::file;
 use crate::storage::ofd::{ATTACH, LockKind, OfdFile, READER, slot_byte, slot_bytes};
@@ -55,6 +56,7 @@ impl Environment {
         crash_point("close.locked");
         let result = if locked && may_write && !others { self.put_to_rest(ofd) } else { Ok(()) };
         core.pins.release_process(session.slot);
+        snapshots::release_process(core, session.slot);
         // Of guards that were leaked.
         for index in 0..KEY_STRIPES {
             core.shm.stripe(index).release_dead(session.slot);
@@ -84,6 +86,8 @@ impl Environment {
             && control.checkpoint.after_crash.load(Acquire) == 0
             && (readers || !self.is_longer_than_its_state()?);
         if !unchanged {
+            // Of processes that died and of which nobody was reminded.
+            snapshots::release_all(core);
             let guard = CheckpointGuard::lock(core, None)?;
             let mut used_end = run::run(&self.context(), &guard, Purpose::Rest, None)?;
             crash_point("close.checkpointed");

@@ -3,7 +3,7 @@
 //! [`companions`]: where the files are and how they are called; [`identity`]: what the data file is; [`sidecar`]: whose the
 //! shared-memory file is, and making one; [`attach`]: becoming a user; [`slot`]: a place in the process table; [`first`]: being the
 //! first user, with [`logs`], [`recover`] and [`replay`] for what the last ones left; [`private`]: databases that nobody shares;
-//! [`create`]: new databases; [`repair`]: what dead processes leave; [`registry`]: one environment per file and process, and
+//! [`create`]: new databases; [`repair`]: what dead processes leave; [`snapshot`]: snapshots that this process holds; [`registry`]: one environment per file and process, and
 //! forks; [`close`]: the last one out.
 
 pub mod attach;
@@ -21,6 +21,7 @@ pub mod repair;
 pub mod replay;
 pub mod sidecar;
 pub mod slot;
+pub mod snapshot;
 pub mod spool;
 
 use std::path::PathBuf;
@@ -74,6 +75,8 @@ pub struct Environment {
     transaction_thread: AtomicU32,
     closed: AtomicBool,
     background: ForkLocal<Option<JoinHandle<()>>>,
+    /// Shared by those who open one before anything changes.
+    last_snapshot: ForkLocal<snapshot::Last>,
 }
 
 impl Environment {
@@ -93,6 +96,7 @@ impl Environment {
             closed: AtomicBool::new(false),
             transaction_thread: AtomicU32::new(0),
             background: ForkLocal::default(),
+            last_snapshot: ForkLocal::default(),
         }
     }
 

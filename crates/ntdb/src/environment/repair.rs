@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::limits::{KEY_STRIPES, MAX_PROCESSES};
 use crate::options::deadline_after;
 use crate::shm::stripe::Holder;
-use crate::space::allocate;
+use crate::space::{allocate, snapshots};
 use crate::storage::failpoint::crash_point;
 use crate::storage::ofd::{LockKind, REPAIR};
 use crate::transaction::writer::Writer;
@@ -66,6 +66,7 @@ pub fn is_easy(core: &Core, dead: SlotId) -> bool {
     entry.flushing.load(Acquire) == 0
         && entry.keys_held.load(Acquire) == 0
         && claim::claimed_by(core) != Some(dead)
+        && !snapshots::has_any_of(core, dead)
         && locks.iter().all(|lock| lock.turn().owner() != Some(dead))
         && (0..KEY_STRIPES)
             .all(|index| core.shm.stripe(index).holder(NOBODY) != Holder::Other(dead))
@@ -104,6 +105,8 @@ pub fn repair_slot(core: &Core, dead: SlotId, limit: Option<Duration>) -> Result
     claim::forget_pending(core, dead);
     claim::release_keys_of(core, dead);
     crash_point("repair.slot.stripes");
+    snapshots::release_process(core, dead);
+    crash_point("repair.slot.snapshots");
     if dead != me {
         core.pins.release_process(dead);
         entry.state.store(0, Release);

@@ -17,7 +17,7 @@
 
 mod replay;
 mod scan;
-mod source;
+pub(crate) mod source;
 mod tree;
 
 use std::path::Path;
@@ -225,7 +225,8 @@ pub fn salvage(
     }
 }
 
-fn remove_new(path: &Path) {
+/// Removes a database that was never finished.
+pub(crate) fn remove_new(path: &Path) {
     let Ok(resolved) = resolve(path) else { return };
     let companions = crate::environment::companions::Companions::of(&resolved, None);
     let _ = file::unlink(&resolved, Kind::Data);

@@ -267,6 +267,36 @@ pub struct SpaceWords {
 /// Capacity of the list of recently freed pages.
 pub const RECENT: usize = 1024;
 
+/// What is known of all registered snapshots: see `space::snapshots`.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SnapshotWords {
+    /// Changes with every registration, and after every release.
+    pub version: AtomicU64,
+    /// Hint: no entry before this one is free.
+    pub first_free: AtomicU64,
+    /// Hint: the entry that was registered last.
+    pub last: AtomicU64,
+    /// Hint: the entry whose owner was asked for last whether it lives.
+    pub asked: AtomicU64,
+}
+
+/// A registered snapshot.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SnapshotEntry {
+    /// Slot + 1 of its process (16 bits), and a number that never comes again; 0: free. The other words mean nothing then.
+    pub owner: AtomicU64,
+    /// The epoch that it holds.
+    pub epoch: AtomicU64,
+    /// Its root word.
+    pub root: AtomicU64,
+    /// The first change that is not in it.
+    pub lsn: AtomicU64,
+    /// Milliseconds since the Unix epoch when it was registered.
+    pub since: AtomicU64,
+}
+
 /// Statistics that `stat` shows.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -331,6 +361,10 @@ pub struct Control {
     pub log_start_lock: RobustLock,
     /// Word per 1024 pages that sums up what is free among them (see `space::bits`). Hints.
     pub used_groups: SegmentTable,
+    /// What is known of all snapshots.
+    pub snapshot: SnapshotWords,
+    /// Registered snapshots: [`SnapshotEntry`] each.
+    pub snapshots: SegmentTable,
 }
 
 /// One attached process.
@@ -373,5 +407,6 @@ const _: () = {
     assert!(size_of::<ProcessEntry>() == 64);
     assert!(size_of::<PinSlot>() == 64);
     assert!(size_of::<Stripe>() == 16);
+    assert!(size_of::<SnapshotEntry>() == 64);
     assert!(RING_BYTES.is_power_of_two());
 };

@@ -138,6 +138,7 @@ impl Shm {
             &control.checkpoint_made,
             &control.claim_made,
             &control.used_groups,
+            &control.snapshots,
         ]
         .iter()
         .map(|table| table.end_offset())

@@ -18,7 +18,7 @@ use crate::transaction::writer::Writer;
 use crate::types::{PageNo, Run};
 
 use super::bits::Search;
-use super::{bits, patience, retire};
+use super::{bits, patience, retire, snapshots};
 
 /// The file grows by an eighth of itself, but at least this many bytes (a small database stays small) ...
 const GROWTH_BYTES_MIN: u64 = 64 << 10;
@@ -36,6 +36,12 @@ const AHEAD_ATTEMPTS: u32 = 4;
 /// Finds `pages` consecutive free pages and leaves them marked free; the caller notes them before it marks them used.
 pub fn find(writer: &mut Writer, pages: u32, may_reclaim: bool) -> Result<PageNo> {
     if let Some(page) = find_present(writer, pages, may_reclaim)? {
+        return Ok(page);
+    }
+    if may_reclaim
+        && snapshots::release_dead_some(writer)?
+        && let Some(page) = find_present(writer, pages, true)?
+    {
         return Ok(page);
     }
     match grow(writer, pages) {

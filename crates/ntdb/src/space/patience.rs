@@ -16,7 +16,7 @@ use crate::shm::layout::phase;
 use crate::storage::futex;
 use crate::transaction::writer::Writer;
 
-use super::retire;
+use super::{retire, snapshots};
 
 /// How long an operation waits.
 const PATIENCE: Duration = Duration::from_millis(15);
@@ -32,8 +32,11 @@ pub fn limit(core: &Core) -> u32 {
     let control = core.control();
     let file_pages = control.readers.file_pages.load(Relaxed) as u64;
     let free = control.writer.free_pages.load(Relaxed);
-    let tree = file_pages.saturating_sub(free).saturating_sub(retire::pages_roughly(core));
-    (2 * tree + tree / 32 + 2 * ENOUGH).min(u32::MAX as u64) as u32
+    let retired = retire::pages_roughly(core);
+    let tree = file_pages.saturating_sub(free).saturating_sub(retired);
+    // What snapshots hold does not come free with the checkpoint.
+    let held = if snapshots::is_any(core).unwrap_or(false) { retired } else { 0 };
+    (2 * tree + tree / 32 + 2 * ENOUGH + held).min(u32::MAX as u64) as u32
 }
 
 /// A checkpoint begins.

@@ -6,13 +6,15 @@
 //! epoch in [made, replaced), goes to the *held* list, which is filtered again when one of those has gone.
 //!
 //! Both moves are steps of their own with notes of their own ([`state::RECLAIM`], [`state::SCAN_HELD`]). Their operands are absolute and
-//! their decisions depend only on what the writer lock protects, so that repeating them after a death gives the same.
+//! their decisions depend only on what the writer lock protects, and on which snapshots have been released, so that repeating them after a death gives the
+//! same, or frees a run that was put on the list before: the list is then written anew from the same place.
 //! Freed pages cannot be taken in between, since repair comes before anything else.
 //!
 //! Each step moves a bounded number of runs, so that nobody waits long for the lock. A filtering of the held list that is
 //! not finished leaves a gap: the runs before it are kept, those behind it are still to be looked at. Who ends a hold goes
 //! through the whole list ([`settle`]), with the lock let go between the parts.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;
 
@@ -26,7 +28,7 @@ use crate::storage::failpoint::crash_point;
 use crate::transaction::writer::Writer;
 use crate::types::{Epoch, Era, PageNo, Run};
 
-use super::allocate;
+use super::{allocate, snapshots};
 
 /// Bytes of an entry in the queue and the list.
 pub const ENTRY_BYTES: u64 = 32;
@@ -88,7 +90,7 @@ pub fn set_entry(core: &Core, table: &SegmentTable, index: u64, retired: &Retire
 pub enum List {
     /// For pins.
     Fresh,
-    /// For checkpoints.
+    /// For checkpoints and snapshots.
     Held,
 }
 
@@ -154,20 +156,44 @@ pub fn waiting(core: &Core) -> u64 {
 }
 
 /// The epochs that hold replaced pages back.
-fn holds(core: &Core) -> Vec<u64> {
-    let checkpoint = &core.control().checkpoint;
-    let mut holds = vec![checkpoint.durable_epoch.load(Relaxed)];
-    if checkpoint.phase.load(Relaxed) != phase::IDLE {
-        holds.push(checkpoint.running_epoch.load(Relaxed));
-    }
-    holds.sort_unstable();
-    holds
+pub struct Holds {
+    durable: u64,
+    running: Option<u64>,
+    /// Of snapshots, in order.
+    snapshots: Arc<Vec<u64>>,
+    no_reuse_below: u32,
 }
 
-fn is_held(core: &Core, holds: &[u64], retired: &Retired) -> bool {
-    let next = holds.partition_point(|&hold| hold < retired.made.0);
-    holds.get(next).is_some_and(|&hold| hold < retired.replaced.0)
-        || retired.run.first.0 < core.control().checkpoint.no_reuse_below.load(Relaxed)
+impl Holds {
+    /// Those of this moment. The caller holds the writer lock, or can do without exactness.
+    pub fn now(core: &Core) -> Result<Holds> {
+        let checkpoint = &core.control().checkpoint;
+        Ok(Holds {
+            durable: checkpoint.durable_epoch.load(Relaxed),
+            running: (checkpoint.phase.load(Relaxed) != phase::IDLE)
+                .then(|| checkpoint.running_epoch.load(Relaxed)),
+            snapshots: snapshots::epochs(core)?,
+            no_reuse_below: checkpoint.no_reuse_below.load(Relaxed),
+        })
+    }
+
+    /// Whether a checkpoint holds the run.
+    pub fn by_checkpoint(&self, retired: &Retired) -> bool {
+        let is_in = |epoch: u64| retired.made.0 <= epoch && epoch < retired.replaced.0;
+        is_in(self.durable)
+            || self.running.is_some_and(is_in)
+            || retired.run.first.0 < self.no_reuse_below
+    }
+
+    /// Whether a snapshot holds the run.
+    pub fn by_snapshot(&self, retired: &Retired) -> bool {
+        let next = self.snapshots.partition_point(|&hold| hold < retired.made.0);
+        self.snapshots.get(next).is_some_and(|&hold| hold < retired.replaced.0)
+    }
+
+    fn any(&self, retired: &Retired) -> bool {
+        self.by_checkpoint(retired) || self.by_snapshot(retired)
+    }
 }
 
 /// Frees what no pin holds any more, or moves it to the held list. Returns the number of pages freed.
@@ -217,11 +243,11 @@ pub fn redo_reclaim(writer: &Writer) -> Result<()> {
     let control = core.control();
     let [head, count, held_len, len] =
         std::array::from_fn(|i| control.note.operand[i].load(Relaxed));
-    let holds = holds(core);
+    let holds = Holds::now(core)?;
     let mut held_end = held_len;
     for index in head..head.saturating_add(count) {
         let retired = entry(core, &control.fresh, index)?;
-        if is_held(core, &holds, &retired) {
+        if holds.any(&retired) {
             set_entry(core, &control.held, held_end, &retired)?;
             held_end += 1;
         } else {
@@ -337,14 +363,14 @@ pub fn redo_filter_held(writer: &Writer) -> Result<()> {
     let control = core.control();
     let [progress, end, len, _] = &control.note.operand;
     let (end, len) = (end.load(Relaxed), len.load(Relaxed));
-    let holds = holds(core);
+    let holds = Holds::now(core)?;
     loop {
         let (read, kept) = (progress.load(Relaxed) >> 32, progress.load(Relaxed) & 0xffff_ffff);
         if read >= end {
             break;
         }
         let retired = entry(core, &control.held, read)?;
-        let kept = if is_held(core, &holds, &retired) {
+        let kept = if holds.any(&retired) {
             set_entry(core, &control.held, kept, &retired)?;
             kept + 1
         } else {

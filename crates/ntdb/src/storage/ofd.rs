@@ -49,6 +49,8 @@ pub const ATTACH: ByteRange = ByteRange::byte(LOCK_BASE);
 pub const REPAIR: ByteRange = ByteRange::byte(LOCK_BASE + 1);
 /// Held shared by read-only users of a database at rest.
 pub const READER: ByteRange = ByteRange::byte(LOCK_BASE + 2);
+/// Held by who makes a backup, on the file that it is to become.
+pub const BACKUP: ByteRange = ByteRange::byte(LOCK_BASE + 3);
 /// Of a shared-memory file, not of the data file: held by all who have it for their own.
 pub const IN_USE: ByteRange = ByteRange::byte(LOCK_BASE);
 /// The byte of process slot 0; the other slots' bytes follow.
