@@ -128,7 +128,10 @@ fn what_is_there_is_overwritten_only_when_told_and_unused() {
     let error = db.backup(dir.path().join("gone.ntdb"), &plain).unwrap_err();
     assert!(matches!(&error, Error::AlreadyExists { path } if *path == log), "{error}");
     db.close().unwrap();
-    assert_eq!(files(dir.path()), ["empty", "from.ntdb", "gone.ntdb-log0", "letter.txt", "to.ntdb"]);
+    assert_eq!(
+        files(dir.path()),
+        ["empty", "from.ntdb", "gone.ntdb-log0", "letter.txt", "to.ntdb"]
+    );
 }
 
 #[test]
