@@ -24,8 +24,11 @@ fn at_every_crash_point_delays_no_reader_and_names_itself_to_writers() {
     let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
     Board::create(&lab.board(), 1, 1).expect("board");
     let hits = lab.dir().join("hits");
-    let worker =
-        |lab: &Lab| lab.worker("script").path("board", &lab.board()).arg("seed", SCRIPT_SEED);
+    // We write beside it.
+    let worker = |lab: &Lab| {
+        let worker = lab.worker("script").path("board", &lab.board());
+        worker.arg("seed", SCRIPT_SEED).arg("alone", false)
+    };
     {
         let _other = Options::new().create(true).open(lab.database()).expect("create");
         worker(&lab).path("hits", &hits).run();

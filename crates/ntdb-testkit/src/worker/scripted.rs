@@ -115,7 +115,9 @@ fn follow(
     let kill_before: usize = args.get("kill_before", usize::MAX);
     let to = args.get("to", usize::MAX).min(script.ops.len());
     let mut db = Some(db);
-    let mut snapshots = Snapshots::default();
+    // Whether nobody else writes.
+    let alone = args.get("alone", true);
+    let mut snapshots = Snapshots { alone, held: VecDeque::new() };
     let mut readers = Readers { every: args.get("hold", 0), held: VecDeque::new() };
     for n in from..to {
         let op = &script.ops[n];
@@ -133,7 +135,7 @@ fn follow(
         }
         if *op == Op::Reopen {
             readers.release();
-            snapshots.release(script)?;
+            snapshots.release()?;
             db.take().expect("open").close().map_err(|e| format!("close: {e}"))?;
             board.mark(DURABLE).store(n as u64, Ordering::SeqCst);
             let again = options(args).open(&args.database);
@@ -145,7 +147,7 @@ fn follow(
         }
     }
     readers.release();
-    snapshots.release(script)?;
+    snapshots.release()?;
     db.take().expect("open").close().map_err(|e| format!("close: {e}"))?;
     board.mark(DURABLE).store(to as u64, Ordering::SeqCst);
     if args.text("hits").is_some() {
@@ -155,32 +157,37 @@ fn follow(
 }
 
 /// Snapshots that are held through the operations that follow, and must then be what they were.
-#[derive(Default)]
 struct Snapshots {
-    held: VecDeque<(usize, Snapshot)>,
+    /// Whether the state is the script's and nothing else.
+    alone: bool,
+    held: VecDeque<(usize, Snapshot, Digest)>,
 }
 
 impl Snapshots {
     fn open(&mut self, n: usize, script: &Script, db: &Db) -> Result<(), String> {
         let snapshot = db.snapshot().map_err(|e| format!("operation {n}, snapshot: {e}"))?;
-        self.held.push_back((n, snapshot));
-        if self.held.len() > 2 { self.release_oldest(script) } else { Ok(()) }
+        let expected = if self.alone {
+            script.digests[n]
+        } else {
+            Digest::of_snapshot(&snapshot).map_err(|e| format!("snapshot at {n}: {e}"))?
+        };
+        self.held.push_back((n, snapshot, expected));
+        if self.held.len() > 2 { self.release_oldest() } else { Ok(()) }
     }
 
-    fn release_oldest(&mut self, script: &Script) -> Result<(), String> {
-        let Some((n, snapshot)) = self.held.pop_front() else { return Ok(()) };
+    fn release_oldest(&mut self) -> Result<(), String> {
+        let Some((n, snapshot, expected)) = self.held.pop_front() else { return Ok(()) };
         let found = Digest::of_snapshot(&snapshot);
         let found = found.map_err(|e| format!("snapshot of operation {n}: {e}"))?;
-        let expected = script.digests[n];
         if found != expected {
             return Err(format!("snapshot of operation {n}: {found:?} instead of {expected:?}"));
         }
         Ok(())
     }
 
-    fn release(&mut self, script: &Script) -> Result<(), String> {
+    fn release(&mut self) -> Result<(), String> {
         while !self.held.is_empty() {
-            self.release_oldest(script)?;
+            self.release_oldest()?;
         }
         Ok(())
     }
