@@ -769,26 +769,26 @@ fn a_database_in_use_is_read_by_the_document() {
     let (body, next) = sealed(&record, end, salt).expect("the ring has the record");
     assert_eq!((body, next), (&b"\x01\x0bnot flushedyet"[..], tail));
     // The bits of used pages: chunk 0 of the array, whose offset is its first word.
-    let used = num(&shm, 9600, 8) as usize;
+    let used = num(&shm, 9664, 8) as usize;
     assert!(used >= 1_572_864);
     assert_eq!(shm[used] & 0xf, 0xf, "the header and the metas are used");
     // What is summed up of the first group, if it is: the free pages are at most all.
-    let groups = num(&shm, 11_456, 8) as usize;
+    let groups = num(&shm, 11_520, 8) as usize;
     assert!(groups >= 1_572_864);
     let summary = num(&shm, groups, 8);
     let (free, longest) = (summary & 0x1fff, summary >> 39 & 0x1fff);
     assert!(summary == 0 || summary >> 63 == 1 && longest <= free && free <= 1024);
-    assert_eq!(num(&shm, 9512, 8), 0, "no cleared tree is being given up");
+    assert_eq!(num(&shm, 9520, 8), 0, "no cleared tree is being given up");
 
     // A snapshot, of a state that nobody has frozen yet, and another of the next one.
-    assert_eq!(num(&shm, 11_776 + 240, 8), 0, "no entry yet");
+    assert_eq!(num(&shm, 11_840 + 240, 8), 0, "no entry yet");
     let snapshot = db.snapshot().unwrap();
     db.put(b"between", b"them").unwrap();
     let later = db.snapshot().unwrap();
     drop(snapshot);
     let shm = std::fs::read(with_suffix(&path, "-shm")).unwrap();
-    assert_eq!(num(&shm, 11_776 + 240, 8), 2, "entries");
-    let entry = num(&shm, 11_776, 8) as usize;
+    assert_eq!(num(&shm, 11_840 + 240, 8), 2, "entries");
+    let entry = num(&shm, 11_840, 8) as usize;
     assert_eq!(num(&shm, entry, 8), 0, "released");
     let entry = entry + 64;
     assert_eq!(num(&shm, entry, 2), 1, "slot 0 holds it");
@@ -800,8 +800,8 @@ fn a_database_in_use_is_read_by_the_document() {
     assert_eq!(num(&shm, entry + 24, 8), later.change_counter());
     let since = Duration::from_millis(num(&shm, entry + 32, 8));
     assert!(SystemTime::now().duration_since(UNIX_EPOCH + since).unwrap().as_secs() < 60);
-    assert_eq!(num(&shm, 11_712, 8), 3, "two came, one went");
-    assert_eq!(num(&shm, 11_728, 8), 1, "registered last");
+    assert_eq!(num(&shm, 11_776, 8), 3, "two came, one went");
+    assert_eq!(num(&shm, 11_792, 8), 1, "registered last");
     drop(later);
     assert!(db.delete(b"between").unwrap());
 

@@ -393,6 +393,8 @@ pub fn redo_filter_held(writer: &Writer) -> Result<()> {
 /// Frees what a hold that has ended, and what readers that have gone, were the last to hold back. Lets the writer lock go now
 /// and then.
 pub fn settle(core: &Core, limit: Option<Duration>) -> Result<()> {
+    // Those of the dead, too, some of them each time.
+    snapshots::release_dead_some(&Writer::lock(core, deadline_after(limit))?)?;
     loop {
         let mut writer = Writer::lock(core, deadline_after(limit))?;
         let waited = waiting(core);

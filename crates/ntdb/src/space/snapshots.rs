@@ -11,7 +11,7 @@
 //! | died after | crash point | left, and by whom it is put right |
 //! | --- | --- | --- |
 //! | writing the entry | `snapshot.entry`, `snapshot.prepared` | an entry without an owner, which means nothing |
-//! | storing its owner | `snapshot.registered` | the entry of a dead process: released by its repairer, or by whoever runs short of pages |
+//! | storing its owner | `snapshot.registered` | the entry of a dead process: released by its repairer, by whoever runs short of pages, or after a checkpoint |
 //! | clearing the owner | `snapshot.released` | nothing; what it held is found with the next hold that goes |
 //!
 //! The number in *owner* never comes again, so nobody releases an entry that has become another's.
