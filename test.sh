@@ -47,7 +47,7 @@ RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-it
 say "unit tests, property tests, model checks, examples"
 cargo test -p ntdb -p ntdb-proof -p ntdb-cli --no-run
 within $((1200 + NTDB_TEST_SECONDS)) cargo test -p ntdb -p ntdb-proof -p ntdb-cli
-for example in counter words iterate; do
+for example in counter words iterate replicate; do
     cargo run --quiet --release -p ntdb --example "$example"
 done
 

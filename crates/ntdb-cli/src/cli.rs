@@ -11,7 +11,7 @@ const STATUSES: &str = "\
 Exit status:
   0  done, found
   1  the key is not found, or already there (insert); the database is already there (create,
-     bench --file); something is lost (recover)
+     bench --file); something is lost (recover); --timeout is over (watch)
   2  wrong usage
   3  other errors: no such database, malformed input, input or output failed
   4  the database is damaged, or the file is not one
@@ -219,6 +219,26 @@ Examples:
     /// What a process of `torture` does
     #[command(hide = true)]
     TortureWorker(TortureWorkerArgs),
+    /// Print changes as they happen, by whatever process
+    #[command(after_help = "\
+A line for each operation: POSITION, what was done (put, delete, append, clear), key and value (or what
+was added), with TABs between them and the escapes of `dump`. The operations of a transaction stand
+between the lines `begin` and `commit`. With --json, an object a line for each change:
+{\"sequence\": N, \"next\": POSITION, \"transaction\": true or false, \"operations\": [...]}.
+
+--from POSITION goes on behind the change that was printed with it, also after the database was
+closed, if so much of the log is kept (`ntdb create --keep-log`). A plain number is a change counter
+as `stat` prints it; 0 is the beginning.
+
+Ends with status 0 after --count changes or, without --count, when --timeout is over; with status 1
+if that is over before; and by the signals that end programs.
+
+Examples:
+  ntdb watch users.ntdb
+  ntdb watch users.ntdb alice --count 1 --timeout 60
+  ntdb watch users.ntdb --prefix job: --json | jq -c '.operations[]'
+  ntdb watch users.ntdb --from 0 --timeout 0")]
+    Watch(WatchArgs),
     /// Measure speed
     Bench(BenchArgs),
 }
@@ -242,6 +262,9 @@ pub struct CreateOptions {
     /// Percent of each page (0 to 90) to leave free for later updates
     #[arg(long, value_name = "PERCENT", value_parser = parse_reserve)]
     pub reserve: Option<u8>,
+    /// Keep so much past log (64M), so that `watch` can go back in time
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub keep_log: Option<u64>,
     /// Permission bits of the file, in octal; the umask applies [default: 644]
     #[arg(long, value_name = "OCTAL", value_parser = parse_mode)]
     pub mode: Option<u32>,
@@ -460,6 +483,37 @@ pub struct InspectArgs {
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,
+    /// How to open.
+    #[command(flatten)]
+    pub read: ReadOptions,
+}
+
+/// Arguments of `watch`.
+#[derive(Args, Debug)]
+pub struct WatchArgs {
+    /// The database
+    pub file: PathBuf,
+    /// Only this key
+    #[arg(allow_hyphen_values = true)]
+    pub key: Option<OsString>,
+    /// Only keys that begin with this
+    #[arg(long, conflicts_with = "key")]
+    pub prefix: Option<OsString>,
+    /// KEY or PREFIX is given, and keys and values are printed, in hexadecimal
+    #[arg(long)]
+    pub hex: bool,
+    /// Print a JSON object a line
+    #[arg(long, conflicts_with = "hex")]
+    pub json: bool,
+    /// Begin with the changes behind this position; without it, with those from now on
+    #[arg(long, value_name = "POSITION")]
+    pub from: Option<String>,
+    /// End after so many changes
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+    /// End after so long
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub timeout: Option<Duration>,
     /// How to open.
     #[command(flatten)]
     pub read: ReadOptions,

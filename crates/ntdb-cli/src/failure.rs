@@ -56,6 +56,8 @@ pub enum Failure {
     },
     /// Nobody reads our output any more.
     OutputClosed,
+    /// A signal has ended what would have gone on.
+    Signal(i32),
 }
 
 impl Failure {
@@ -91,6 +93,7 @@ impl Failure {
             Failure::Damaged(_) => 4,
             Failure::Worker { status, .. } => *status,
             Failure::OutputClosed => 128 + libc::SIGPIPE as u8,
+            Failure::Signal(signal) => 128 + *signal as u8,
         }
     }
 }
@@ -163,6 +166,7 @@ impl fmt::Display for Failure {
                  and load the whole input again"
             ),
             Failure::OutputClosed => f.write_str("standard output: nobody reads it any more"),
+            Failure::Signal(signal) => write!(f, "ended by signal {signal}"),
         }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Data go to standard output, messages to standard error. A reader of our output that goes away
 //! (`ntdb dump x | head`) is no error worth a message: the database is closed in good order, and the
-//! program then dies of SIGPIPE as other tools do.
+//! program then dies of SIGPIPE as other tools do; `watch` dies so of the signals that end it.
 #![deny(missing_docs)]
 
 mod bench;
@@ -32,7 +32,8 @@ fn main() -> ExitCode {
     let cli = cli::parse();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::OutputClosed) => die_of_sigpipe(),
+        Err(Failure::OutputClosed) => die_of(libc::SIGPIPE),
+        Err(Failure::Signal(signal)) => die_of(signal),
         Err(failure @ Failure::SilentNo) => ExitCode::from(failure.exit_status()),
         Err(failure) => {
             if !(failure.is_plain_no() && cli.global.quiet) {
@@ -63,6 +64,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Recover(args) => commands::recover::run(global, args),
         Command::Torture(args) => commands::torture::run(global, args),
         Command::TortureWorker(args) => commands::torture::work(global, args),
+        Command::Watch(args) => commands::watch::run(global, args),
         Command::Bench(args) => match &args.benchmark {
             cli::Benchmark::Speed(args) => bench::speed::run(global, args),
             cli::Benchmark::Grow(args) => bench::grow::run(global, args),
@@ -70,15 +72,19 @@ fn run(cli: &Cli) -> Result<(), Failure> {
     }
 }
 
-/// Ends the process as the signal would have, had Rust not ignored it: shells and `make` know this
+/// Ends the process as the signal would have, had it not been ignored or waited for: shells and `make` know this
 /// end and keep silent about it. By now every database is closed.
-fn die_of_sigpipe() -> ExitCode {
-    // SAFETY: both calls take plain integers; restoring the default action of a signal and raising
-    // it has no precondition.
+fn die_of(signal: i32) -> ExitCode {
+    // SAFETY: plain integers, and a set of this function's own; restoring the default action of a
+    // signal, letting it through and raising it has no precondition.
     unsafe {
-        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-        libc::raise(libc::SIGPIPE);
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, signal);
+        libc::signal(signal, libc::SIG_DFL);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+        libc::raise(signal);
     }
     // Reached only where the signal is blocked: the status that a shell would show for it.
-    ExitCode::from(128 + libc::SIGPIPE as u8)
+    ExitCode::from(128 + signal as u8)
 }

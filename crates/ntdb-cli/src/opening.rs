@@ -47,6 +47,9 @@ pub fn with_creation<'a>(options: &'a mut Options, new: &CreateOptions) -> &'a m
     if let Some(percent) = new.reserve {
         options.reserve_percent(percent);
     }
+    if let Some(bytes) = new.keep_log {
+        options.keep_log(bytes);
+    }
     if let Some(mode) = new.mode {
         options.mode(mode);
     }

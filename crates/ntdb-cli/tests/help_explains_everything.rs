@@ -4,9 +4,9 @@ mod common;
 
 use common::Place;
 
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 15] = [
     "create", "get", "put", "insert", "append", "delete", "exists", "list", "load", "dump", "stat",
-    "check", "recover", "torture",
+    "check", "recover", "torture", "watch",
 ];
 
 #[test]

@@ -217,6 +217,17 @@ impl Digest {
     }
 }
 
+impl<'r> FromIterator<(&'r Vec<u8>, &'r Vec<u8>)> for Digest {
+    fn from_iter<I: IntoIterator<Item = (&'r Vec<u8>, &'r Vec<u8>)>>(records: I) -> Digest {
+        let mut digest = Digest::default();
+        for (key, value) in records {
+            digest.toggle(key, value);
+            digest.records += 1;
+        }
+        digest
+    }
+}
+
 /// What a database should hold, and its digest.
 #[derive(Clone, Default)]
 struct Model {

@@ -29,15 +29,55 @@ struct Workload {
     hash_mask: u64,
     /// Operations that a reader in the same process stays for; 0 for no readers.
     hold: u64,
+    /// Bytes of past log that are kept.
+    keep: u64,
 }
 
-const WORKLOADS: [Workload; 4] = [
-    Workload { shape: Shape::Full, seed: 1, page_size: 4096, hash_mask: u64::MAX, hold: 0 },
+const WORKLOADS: [Workload; 6] = [
+    Workload {
+        shape: Shape::Full,
+        seed: 1,
+        page_size: 4096,
+        hash_mask: u64::MAX,
+        hold: 0,
+        keep: 0,
+    },
     // Equal hashes: overflow chains.
-    Workload { shape: Shape::Small, seed: 2, page_size: 4096, hash_mask: 0, hold: 0 },
-    Workload { shape: Shape::Small, seed: 3, page_size: 4096, hash_mask: 0xFF << 56, hold: 0 },
+    Workload { shape: Shape::Small, seed: 2, page_size: 4096, hash_mask: 0, hold: 0, keep: 0 },
+    Workload {
+        shape: Shape::Small,
+        seed: 3,
+        page_size: 4096,
+        hash_mask: 0xFF << 56,
+        hold: 0,
+        keep: 0,
+    },
     // Readers that overlap, so that replaced pages queue up.
-    Workload { shape: Shape::Full, seed: 1, page_size: 4096, hash_mask: u64::MAX, hold: 1_250 },
+    Workload {
+        shape: Shape::Full,
+        seed: 1,
+        page_size: 4096,
+        hash_mask: u64::MAX,
+        hold: 1_250,
+        keep: 0,
+    },
+    // All log is kept, and some.
+    Workload {
+        shape: Shape::Small,
+        seed: 5,
+        page_size: 4096,
+        hash_mask: u64::MAX,
+        hold: 0,
+        keep: 1 << 30,
+    },
+    Workload {
+        shape: Shape::Small,
+        seed: 6,
+        page_size: 4096,
+        hash_mask: u64::MAX,
+        hold: 0,
+        keep: 64 << 10,
+    },
 ];
 
 struct Scene {
@@ -66,6 +106,7 @@ impl Scene {
             .arg("page_size", self.workload.page_size)
             .arg("hash_mask", format!("{:x}", self.workload.hash_mask))
             .arg("hold", self.workload.hold)
+            .arg("keep", self.workload.keep)
     }
 
     fn hits(&self) -> Hits {
@@ -91,6 +132,7 @@ impl Scene {
             self.lab.database().display().to_string(),
             format!("page_size={}", self.workload.page_size),
             format!("hash_mask={:x}", self.workload.hash_mask),
+            format!("keep={}", self.workload.keep),
         ];
         let args = Args::parse(args).expect("arguments");
         scripted::options(&args)
@@ -133,9 +175,17 @@ impl Scene {
             .unwrap_or_else(|e| panic!("{}: {e}", self.name));
         let fail = |e: String| panic!("{}, place {place}: {e}", self.name);
         scripted::check(db, "before going on").unwrap_or_else(fail);
+        self.check_changes(db);
         let end = (place + 300).min(self.script.ops.len());
         scripted::proceed(db, &self.script, place, end).unwrap_or_else(fail);
         scripted::check(db, "after going on").unwrap_or_else(fail);
+        self.check_changes(db);
+    }
+
+    fn check_changes(&self, db: &Db) {
+        if self.workload.keep > 0 {
+            scripted::check_changes(db).unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        }
     }
 
     /// Nobody is attached; somebody opens the database.
@@ -159,6 +209,13 @@ fn counting_runs() -> Vec<(Workload, Hits)> {
             if workload.hold > 0 {
                 // All else is passed in the same way without readers.
                 hits.retain(|point, _| point.starts_with("retire."));
+            }
+            if workload.keep > 0 {
+                // What has to do with the log.
+                let prefixes = [
+                    "keep.", "switch.", "log.", "flush.", "close.", "remove.", "meta.", "publish.",
+                ];
+                hits.retain(|point, _| prefixes.iter().any(|prefix| point.starts_with(prefix)));
             }
             (workload, hits)
         })

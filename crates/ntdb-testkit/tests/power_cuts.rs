@@ -21,6 +21,8 @@ struct Cut {
     boot: u64,
     story: String,
     points: Vec<String>,
+    /// Bytes of past log that are kept.
+    keep: u64,
     /// Where the first power cut comes, if that is not left to chance.
     planned: Option<String>,
 }
@@ -33,7 +35,10 @@ impl Cut {
         let lab = Lab::inside(env!("CARGO_BIN_EXE_ntdb-worker"), TempDir::new());
         let points = crash::names_in_source().into_iter().collect();
         let story = String::new();
-        Cut { seed, rng, lab, script_seed, operations, boot: 1, story, points, planned: None }
+        // Half of them keep all log; some keep so little that they remove some.
+        let keep = *rng.pick(&[0, 0, 1 << 30, 1 << 30, 1 << 17]);
+        let planned = None;
+        Cut { seed, rng, lab, script_seed, operations, boot: 1, story, points, keep, planned }
     }
 
     /// Runs `role` on the database in folder `disk` until it dies or ends; then cuts the power and
@@ -50,6 +55,7 @@ impl Cut {
             .arg("seed", self.script_seed)
             .arg("checkpoint", checkpoint)
             .arg("page_size", page_size)
+            .arg("keep", self.keep)
             .arg("after_power_cut", true)
             .env("NTDB_TEST_BOOT_ID", format!("{:032x}", self.boot));
         let begun =
@@ -111,6 +117,7 @@ impl Cut {
             .arg("seed", self.script_seed)
             .arg("checkpoint", checkpoint)
             .arg("page_size", page_size)
+            .arg("keep", self.keep)
             .arg("after_power_cut", true)
             .env("NTDB_TEST_BOOT_ID", format!("{:032x}", self.boot))
             .spawn()
@@ -160,6 +167,7 @@ fn at_every_crash_point_leave_a_state_that_existed() {
             .path("hits", &hits)
             .arg("seed", cut.script_seed)
             .arg("checkpoint", 1 << 15)
+            .arg("keep", cut.keep)
             .run();
         for (name, passed) in crash::read_hits(&hits) {
             cases.push((seed, format!("{name}:{}", mix(seed) % passed + 1)));

@@ -90,7 +90,7 @@ impl Original {
     }
 
     fn map_page(&self) -> usize {
-        let at = self.page_size() + 1128;
+        let at = self.page_size() + 1136;
         u32::from_le_bytes(self.bytes[at..at + 4].try_into().expect("four bytes")) as usize
     }
 

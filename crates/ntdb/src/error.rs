@@ -234,6 +234,41 @@ pub enum Error {
         /// The database.
         path: PathBuf,
     },
+    /// The changes from a position on are no longer kept.
+    #[error("{path}: the changes from {from} on are no longer kept, only those from {oldest} on; take a copy of the database and follow from there, and have more of the log kept (`ntdb create --keep-log` or Options::keep_log)", path = path.display())]
+    ChangesNotKept {
+        /// The database.
+        path: PathBuf,
+        /// The change counter from which on changes were asked for.
+        from: u64,
+        /// The oldest change counter from which on they are kept.
+        oldest: u64,
+    },
+    /// A position in the changes lies in the future.
+    #[error("{path}: there have been no changes up to {from} yet, only up to {newest}; is this the right database?", path = path.display())]
+    ChangesAhead {
+        /// The database.
+        path: PathBuf,
+        /// The change counter from which on changes were asked for.
+        from: u64,
+        /// The present change counter.
+        newest: u64,
+    },
+    /// Changes that somebody has followed have been lost since: by a power cut before they were durable, or because the database
+    /// was replaced by an older copy.
+    #[error("{path}: changes before {from} that were read earlier have been lost since (a power cut before they were synced, or an older copy put back); take a copy of the database and follow from there", path = path.display())]
+    ChangesLost {
+        /// The database.
+        path: PathBuf,
+        /// The change counter from which on changes were asked for.
+        from: u64,
+    },
+    /// The database has no log that could be followed: it lives in memory only, or was opened for reading while nobody used it.
+    #[error("{path}: its changes cannot be followed: it is in memory only, or was opened read-only while nobody used it; open it for writing", path = path.display())]
+    NoChanges {
+        /// The database.
+        path: PathBuf,
+    },
     /// An option has an impossible value.
     #[error("{what}: {reason}")]
     InvalidOption {

@@ -29,6 +29,7 @@
 //! | know what a write promises when it returns | [`Durability`] |
 //! | stop an iteration and resume it later, also elsewhere | [`Cursor`] |
 //! | change a value by what it is, against everybody else | [`Db::lock`], [`KeyLock`] |
+//! | follow what all processes change; wait until something changes | [`Db::changes`], [`Db::wait_for_change`] |
 //! | tell errors apart | [`Error`] |
 //! | look at a database from outside | [`Db::stat`], [`Db::check`] |
 //! | copy what can still be read of a damaged one | [`salvage`](fn@salvage) |
@@ -65,6 +66,7 @@ mod transaction;
 mod types;
 
 pub use api::backup::{BackupOptions, BackupProgress, BackupReport};
+pub use api::changes::{Change, Changes, Operation, Position};
 pub use api::check::CheckReport;
 pub use api::db::Db;
 pub use api::iterate::{Cursor, Iter};

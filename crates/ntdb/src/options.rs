@@ -46,6 +46,7 @@ pub struct Options {
     pub(crate) shm_dir: Option<PathBuf>,
     pub(crate) give_up_unsynced: bool,
     pub(crate) checkpoint_log_bytes: u64,
+    pub(crate) keep_log_bytes: Option<u64>,
     pub(crate) hash_mask: u64,
 }
 
@@ -78,6 +79,7 @@ impl Options {
             shm_dir: None,
             give_up_unsynced: false,
             checkpoint_log_bytes: limits::CHECKPOINT_LOG_BYTES_MIN,
+            keep_log_bytes: None,
             hash_mask: u64::MAX,
         }
     }
@@ -173,6 +175,16 @@ impl Options {
         self
     }
 
+    /// Keep at least so many bytes of past redo log (rounded up to KiB; 4 KiB for each opening and each checkpoint included), so
+    /// that [`Db::changes`] reaches back so far, also after the database was closed. It is stored in the
+    /// database and counts for all processes, until another value is asked for; 0 keeps none. The logs lie
+    /// beside the database, in files whose names end in `-k` and twelve digits or letters; move and remove them with
+    /// it. Default: what is stored; 0 for a new database.
+    pub fn keep_log(&mut self, bytes: u64) -> &mut Self {
+        self.keep_log_bytes = Some(bytes);
+        self
+    }
+
     /// Bits of the hash that a new database uses; the rest are forced to zero. For tests of
     /// colliding keys.
     #[doc(hidden)]
@@ -227,6 +239,12 @@ impl Options {
             return Err(Error::InvalidOption {
                 what: "reserve",
                 reason: format!("{} is not a percentage from 0 to 90", self.reserve_percent),
+            });
+        }
+        if self.keep_log_bytes.is_some_and(|bytes| bytes.div_ceil(1024) > u32::MAX as u64) {
+            return Err(Error::InvalidOption {
+                what: "log to keep",
+                reason: "at most 4 TiB can be kept".into(),
             });
         }
         if self.read_only && (self.create || self.create_new) {

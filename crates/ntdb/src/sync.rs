@@ -60,6 +60,16 @@ pub fn store_then_fence(word: &AtomicU64, value: u64) {
     }
 }
 
+/// What comes after is not done before a read-modify-write operation that has just been made, in the order that all see.
+#[inline]
+pub fn fence_after_exchange() {
+    // On x86 every locked instruction is a full fence already; only the compiler has to be told.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    fence(Ordering::SeqCst);
+}
+
 /// The processor that this thread runs on, or has just run on.
 pub fn current_cpu() -> u32 {
     // SAFETY: no arguments. An error gives a number that no processor has.

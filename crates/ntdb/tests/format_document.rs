@@ -187,7 +187,7 @@ impl Reader {
                 continue;
             }
             assert_eq!(num(page, 8, 4), crc_of(&[&page[..8], &page[12..]]));
-            assert_eq!(num(page, 12, 4), 0, "flags");
+            assert_eq!(num(page, 12, 4), 0, "no log is kept");
             metas.push(Meta {
                 page,
                 sequence: num(page, 16, 8),
@@ -348,7 +348,7 @@ impl Reader {
             (num(meta.page, 88, 4), num(meta.page, 92, 4), meta.file_pages);
         assert_eq!(levels, 0, "so small a file needs no index");
         let map_pages: Vec<u64> =
-            (0..entries as usize).map(|i| num(meta.page, 1128 + 4 * i, 4)).collect();
+            (0..entries as usize).map(|i| num(meta.page, 1136 + 4 * i, 4)).collect();
         let per_page = (self.size as u64 - 64) * 8;
         let mut used = BTreeSet::new();
         for (group, &number) in map_pages.iter().enumerate() {

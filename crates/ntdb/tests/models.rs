@@ -13,6 +13,8 @@
 // Parts of the included modules are of no use here.
 #![allow(dead_code, unused_imports, missing_docs)]
 
+#[path = "../src/shm/awaited.rs"]
+mod awaited;
 #[path = "models/foundations.rs"]
 mod foundations;
 #[path = "../src/limits.rs"]

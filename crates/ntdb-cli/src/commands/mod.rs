@@ -19,3 +19,4 @@ pub mod recover;
 pub mod stat;
 pub mod store;
 pub mod torture;
+pub mod watch;

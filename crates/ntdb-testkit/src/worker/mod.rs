@@ -12,6 +12,7 @@ pub mod mixed;
 pub mod scripted;
 pub mod simple;
 pub mod snapshots;
+pub mod waiting;
 
 use crate::args::Args;
 
@@ -41,6 +42,7 @@ pub fn run(args: &Args) -> Result<String, String> {
         "fill" => simple::fill(args),
         "exercise" => simple::exercise(args),
         "reader" => simple::reader(args),
+        "await-changes" => waiting::await_changes(args),
         "script" => scripted::run(args),
         "script-resume" => scripted::resume(args),
         "script-verify" => scripted::verify(args),

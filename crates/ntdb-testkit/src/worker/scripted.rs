@@ -4,12 +4,12 @@
 //! Whoever comes after the script's process died reads the database, finds the place in the script
 //! whose state that is, demands that it lies where it must, and goes on from there.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use ntdb::{Db, Error, Options, Snapshot};
+use ntdb::{Change, Db, Error, Operation, Options, Snapshot};
 
 use crate::args::Args;
 use crate::board::Board;
@@ -30,6 +30,9 @@ pub fn options(args: &Args) -> Options {
     options.create(true);
     options.checkpoint_log_bytes(args.get("checkpoint", 256 << 10));
     options.page_size(args.get("page_size", 4096));
+    if args.text("keep").is_some() {
+        options.keep_log(args.get("keep", 0));
+    }
     if let Some(mask) = args.text("hash_mask") {
         options.hash_mask(u64::from_str_radix(mask, 16).expect("a hexadecimal mask"));
     }
@@ -92,9 +95,15 @@ pub fn verify(args: &Args) -> Result<String, String> {
     let floor = if args.get("after_power_cut", false) { DURABLE } else { DONE };
     let place = find(&db, &board, &script, floor)?;
     check(&db, "before going on")?;
+    if args.text("keep").is_some() {
+        check_changes(&db)?;
+    }
     let end = (place + 40).min(script.ops.len());
     proceed(&db, &script, place, end)?;
     check(&db, "after going on")?;
+    if args.text("keep").is_some() {
+        check_changes(&db)?;
+    }
     db.close().map_err(|e| format!("close: {e}"))?;
     let db = Options::new().read_only(true).open(&args.database);
     let db = db.map_err(|e| format!("open at rest: {e}"))?;
@@ -279,6 +288,64 @@ pub fn proceed(db: &Db, script: &Script, from: usize, to: usize) -> Result<(), S
             "after operations {from} to {to}: {found:?} instead of {:?}",
             script.digests[to]
         ));
+    }
+    Ok(())
+}
+
+/// Demands that the changes that are kept lead to what `db` holds, if they reach back to the beginning; else, that they can be read.
+///
+/// # Errors
+/// The promise that was broken.
+pub fn check_changes(db: &Db) -> Result<(), String> {
+    let fail = |e: Error| format!("changes: {e}");
+    let (mut changes, is_whole) = match db.changes(0) {
+        Ok(changes) => (changes, true),
+        Err(Error::ChangesNotKept { oldest, .. }) => (db.changes(oldest).map_err(fail)?, false),
+        Err(error) => return Err(fail(error)),
+    };
+    let mut copy = Contents::new();
+    while let Some(change) = changes.next().map_err(fail)? {
+        if is_whole {
+            apply(&mut copy, &change)?;
+        }
+    }
+    let end = db.position().map_err(fail)?;
+    if changes.position() != end {
+        return Err(format!("the changes end at {}, not at {end}", changes.position()));
+    }
+    let found = Digest::of(db).map_err(fail)?;
+    if is_whole && copy.iter().collect::<Digest>() != found {
+        return Err(format!("the changes lead to {} records, not to {found:?}", copy.len()));
+    }
+    Ok(())
+}
+
+/// What a follower has made of the changes so far.
+pub type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// Carries a change out, if it fits what is there.
+///
+/// # Errors
+/// How it does not.
+pub fn apply(copy: &mut Contents, change: &Change) -> Result<(), String> {
+    for operation in &change.operations {
+        match operation {
+            Operation::Put { key, value } => {
+                copy.insert(key.clone(), value.clone());
+            }
+            Operation::Delete { key } => {
+                let deleted = copy.remove(key);
+                deleted.ok_or_else(|| format!("{}: deletes an absent key", change.sequence))?;
+            }
+            Operation::Append { key, length_before, bytes } => {
+                let value = copy.entry(key.clone()).or_default();
+                if value.len() as u64 != *length_before {
+                    return Err(format!("{}: an append to another length", change.sequence));
+                }
+                value.extend_from_slice(bytes);
+            }
+            Operation::Clear => copy.clear(),
+        }
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! What users see: the handle, key locks, iteration, facts and checks.
 
 pub mod backup;
+pub mod changes;
 pub mod check;
 pub mod db;
 pub mod iterate;

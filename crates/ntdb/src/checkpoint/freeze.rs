@@ -25,6 +25,8 @@ pub struct Frozen {
     pub lsn: Lsn,
     /// The first log record that is still needed: the first chunk of a large operation under way, or `lsn`.
     pub keep_from: Lsn,
+    /// Salt of the log record that ends at `lsn`.
+    pub last_salt: u64,
 }
 
 /// Freezes the present state for a checkpoint (or for a check, which publishes nothing), whose lock the caller holds.
@@ -42,6 +44,7 @@ pub fn freeze(writer: &mut Writer, may_switch: bool) -> Result<Frozen> {
             0 => Lsn(words.tail.load(Relaxed)),
             first => Lsn(first - 1).min(Lsn(words.tail.load(Relaxed))),
         },
+        last_salt: words.last_salt(),
     };
     // Of no meaning before the phase is stored.
     let running = &control.checkpoint;

@@ -178,7 +178,9 @@ pub fn start_log(
     }
     let start = Lsn(log.start.load(Acquire));
     let salt = control.writer.salt.load(Acquire);
-    let header = LogHeader { uuid: logs.uuid, start, salt, previous_salt: 0 };
+    // Nothing but the log file itself lies between the record before and this log: no switch has been made yet.
+    let previous_salt = control.writer.salt_before.load(Acquire);
+    let header = LogHeader { uuid: logs.uuid, start, salt, previous_salt };
     crash_point("log.start.begin");
     let room =
         logs.create_unless_there(core, 0, header)?.allocated_bytes() - LOG_HEADER_BYTES as u64;
@@ -189,6 +191,7 @@ pub fn start_log(
     meta.log_salt = salt;
     meta.log_index = 0;
     meta.keep_from = start;
+    meta.keep_log_kib = control.changes.keep_log_kib.load(Relaxed);
     meta.base_path = base.to_vec();
     meta.shm_id = shm_id;
     write_meta(core, 1 - durable, &meta.encode(core.page_size as u32))?;

@@ -209,6 +209,7 @@ impl Opening<'_> {
             let _ = file::unlink(&self.resolved, Kind::Data);
         }
         let (attached, uuid) = attached?;
+        self.choose_log_to_keep(&attached.core);
         let is_private = attached.core.backing == Backing::Private;
         let mut environment = Environment::new(attached, uuid, self.options);
         environment.id = Some(self.id);
@@ -217,6 +218,14 @@ impl Opening<'_> {
             environment.reader_lock = Some(self.ofd);
         }
         Ok(environment)
+    }
+
+    /// Says how much log is to be kept, if this opening does. The next checkpoint stores it, the last close at the latest.
+    pub(super) fn choose_log_to_keep(&self, core: &Core) {
+        if let (Some(bytes), Backing::Shared) = (self.options.keep_log_bytes, core.backing) {
+            let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX);
+            core.control().changes.keep_log_kib.store(kib, Release);
+        }
     }
 
     fn find_company(&self) -> Result<(Attached, [u8; 16])> {

@@ -79,15 +79,23 @@ impl Environment {
         let readers = ofd
             .is_locked_by_other(READER, LockKind::Exclusive)
             .map_err(|e| core.io("look for readers", e))?;
+        let keep_bytes = control.changes.keep_log_bytes();
         // Whoever died last, or closed beside readers, has not cut the file.
         let unchanged = control.writer.tail.load(Acquire)
             == control.checkpoint.durable_lsn.load(Acquire)
             && control.log.exists.load(Acquire) == 0
             && control.checkpoint.after_crash.load(Acquire) == 0
+            && !self.keeps_other_log_than_stored()
             && (readers || !self.is_longer_than_its_state()?);
         if !unchanged {
             // Of processes that died and of which nobody was reminded.
             snapshots::release_all(core);
+            if keep_bytes > 0
+                && control.writer.tail.load(Acquire) > control.changes.ring_from.load(Acquire)
+            {
+                // What is only in the ring would be lost. The checkpoint flushes it.
+                run::start_log(&self.context(), None)?;
+            }
             let guard = CheckpointGuard::lock(core, None)?;
             let mut used_end = run::run(&self.context(), &guard, Purpose::Rest, None)?;
             crash_point("close.checkpointed");
@@ -127,7 +135,9 @@ impl Environment {
             sync_data(core)?;
         }
         crash_point("close.record.cleared");
-        logs::remove_logs(&self.companions, &self.logs.uuid)?;
+        let until = control.writer.tail.load(Acquire);
+        let keep = logs::Keep { bytes: keep_bytes, files_end: until, until };
+        logs::retire_logs(core, &self.companions, &self.logs.kept, &self.logs.uuid, keep)?;
         file::unlink(&self.companions.shm, Kind::Shm)
             .map_err(|e| Error::from_io(&self.companions.shm, "remove", e))?;
         crash_point("close.removed");
@@ -136,6 +146,14 @@ impl Environment {
 }
 
 impl Environment {
+    /// Whether somebody has chosen how much log is to be kept, and that is not stored yet.
+    fn keeps_other_log_than_stored(&self) -> bool {
+        let control = self.core.control();
+        let kib = control.changes.keep_log_kib.load(Acquire);
+        let durable = control.checkpoint.durable_meta.load(Acquire);
+        publish::read_meta(&self.core, durable).is_ok_and(|meta| meta.keep_log_kib != kib)
+    }
+
     /// Whether the file has pages behind those that the durable state speaks of.
     fn is_longer_than_its_state(&self) -> Result<bool> {
         let core = &self.core;

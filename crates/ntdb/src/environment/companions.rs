@@ -36,6 +36,8 @@ pub struct Companions {
     pub shm: PathBuf,
     /// The redo logs.
     pub logs: [PathBuf; 2],
+    /// What the paths of the logs begin with that are kept for those who follow the changes.
+    pub kept: PathBuf,
 }
 
 impl Companions {
@@ -51,7 +53,12 @@ impl Companions {
             (Some(dir), Some(name)) => dir.join(name),
             _ => shm,
         };
-        Companions { base: base.to_path_buf(), shm, logs: [with("-log0"), with("-log1")] }
+        Companions {
+            base: base.to_path_buf(),
+            shm,
+            logs: [with("-log0"), with("-log1")],
+            kept: with("-k"),
+        }
     }
 
     /// Fails if a companion cannot have its name: better said before the data file is created than at the first sync.

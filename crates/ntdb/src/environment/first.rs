@@ -6,6 +6,7 @@ use crate::checkpoint::run::{self, CheckpointGuard, Context, Purpose};
 use crate::core::{Backing, Core};
 use crate::error::Result;
 use crate::log::flush::Logs;
+use crate::log::keep;
 use crate::page::header::Header;
 use crate::storage::failpoint::{Kind, crash_point};
 use crate::storage::file;
@@ -49,21 +50,33 @@ impl Opening<'_> {
         let (shm, shm_id, mut shm_name) = self.new_shm(&own.shm, header, meta, boot_id)?;
         let mut core = self.core(header, Backing::Shared, shm, file_pages)?;
         recover::initialise(&core, meta, index, file_pages)?;
+        self.choose_log_to_keep(&core);
         core.control().checkpoint.after_crash.store(after_crash as u32, Relaxed);
         self.hold_for_readers(&core)?;
         self.take_slot(&core)?;
         crash_point("recover.initialised");
-        let applied = replay::replay(&core, &left, header, meta, old.as_ref())
+        let replayed = replay::replay(&core, &left, header, meta, old.as_ref())
             .map_err(|error| chosen.explain(error))?;
         crash_point("recover.replayed");
-        let new_logs = Logs::new(own.logs.clone(), header.uuid);
-        if applied || meta.log_salt != 0 || is_torn {
+        let keep = logs::Keep {
+            bytes: core.control().changes.keep_log_bytes(),
+            files_end: replayed.files_end.0,
+            until: core.control().writer.tail.load(Relaxed),
+        };
+        if keep.bytes > 0 {
+            keep::refuse_foreign(self.path, &own.kept, &header.uuid)?;
+            if let Some(old) = &old {
+                logs::keep_ring(&core, &own, &header.uuid, old, replayed.files_end)?;
+            }
+        }
+        let new_logs = Logs::new(own.logs.clone(), own.kept.clone(), header.uuid);
+        if replayed.applied || meta.log_salt != 0 || is_torn {
             let context = Context { core: &core, logs: &new_logs, base: own.base_bytes(), shm_id };
             let guard = CheckpointGuard::lock(&core, None)?;
             run::run(&context, &guard, Purpose::Recovery, None)?;
             crash_point("recover.checkpointed");
         }
-        logs::remove_logs(&left, &header.uuid)?;
+        logs::retire_logs(&core, &left, &own.kept, &header.uuid, keep)?;
         shm_name.put_in_place(&own.shm, || self.old_shm(&own, header).map(drop))?;
         core.shm.is_now_at(&own.shm);
         crash_point("recover.renamed");

@@ -5,14 +5,18 @@ use std::path::{Path, PathBuf};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::limits::RING_BYTES;
-use crate::log::file::{LogFile, OpenProblem};
+use crate::log::file::{LogFile, LogHeader, OpenProblem};
 use crate::log::flush::TEMPORARY;
+use crate::log::keep;
+use crate::log::scan::Scanner;
 use crate::page::header::Header;
 use crate::page::meta::Meta;
 use crate::storage::failpoint::{Kind, crash_point};
 use crate::storage::file::{self, File};
+use crate::types::Lsn;
 
-use super::companions::Companions;
+use super::companions::{Companions, data_file};
+use super::recover::OldState;
 
 pub(super) fn open_log(path: &Path) -> Result<Option<LogFile>> {
     match LogFile::open_readonly(path) {
@@ -76,18 +80,93 @@ pub fn sync_logs(companions: &Companions) -> Result<bool> {
     Ok(any)
 }
 
-/// Removes the log files of this database; those of others stay.
-pub fn remove_logs(companions: &Companions, uuid: &[u8; 16]) -> Result<()> {
+/// Which logs are to be kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Keep {
+    /// So many bytes; 0: none.
+    pub bytes: u64,
+    /// Where the log files end.
+    pub files_end: u64,
+    /// Where the log ends.
+    pub until: u64,
+}
+
+/// Removes the log files of this database, whose time is over, or keeps them for those who follow the changes. Those of others
+/// stay.
+pub fn retire_logs(
+    core: &Core,
+    companions: &Companions,
+    kept: &Path,
+    uuid: &[u8; 16],
+    keep: Keep,
+) -> Result<()> {
+    let mut ours = Vec::new();
     for path in &companions.logs {
-        let ours = match LogFile::open_readonly(path) {
-            Ok(log) => log.header().uuid == *uuid,
-            Err(_) => false,
-        };
-        if ours {
+        if let Ok(log) = LogFile::open(path)
+            && log.header().uuid == *uuid
+        {
+            ours.push((path, log));
+        }
+        remove_temporaries(path);
+    }
+    let mut any_kept = false;
+    for (path, log) in &ours {
+        let is_worth_it = keep.bytes > 0
+            && matches!(Scanner::new(log, log.header().start).next(), Ok(Some(_)) | Err(_));
+        if is_worth_it {
+            let next = ours.iter().find(|(_, other)| {
+                other.header().previous_salt == log.header().salt
+                    && other.header().start > log.header().start
+            });
+            let end = next.map_or(keep.files_end, |(_, next)| next.header().start.0);
+            log.sync().map_err(|e| Error::from_io(path, "sync the log", e))?;
+            keep::keep(&core.path, path, kept, log, Some(Lsn(end)))?;
+            any_kept = true;
+            crash_point("keep.log");
+        } else {
             file::unlink(path, Kind::Log).map_err(|e| Error::from_io(path, "remove the log", e))?;
             crash_point("remove.log");
         }
-        remove_temporaries(path);
+    }
+    if any_kept {
+        file::sync_dir(kept).map_err(|e| Error::from_io(kept, "sync the directory", e))?;
+    }
+    match keep::prune(kept, uuid, keep.bytes, (keep.until, 0), keep.until) {
+        // There is none to be found then.
+        Err(Error::Permission { .. }) if keep.bytes == 0 => Ok(()),
+        pruned => pruned,
+    }
+}
+
+/// Keeps what only the ring of the old shared state has. `files_end` is where the files end, with the salt of the record before.
+pub fn keep_ring(
+    core: &Core,
+    own: &Companions,
+    uuid: &[u8; 16],
+    old: &OldState,
+    files_end: (u64, u64),
+) -> Result<()> {
+    let (mut at, mut previous_salt) = files_end;
+    let tail = old.tail();
+    if at >= tail || tail - at > RING_BYTES {
+        return Ok(());
+    }
+    let mut bytes = vec![0; (tail - at) as usize];
+    old.shm.ring_read(at, &mut bytes);
+    let mut temporary = own.logs[0].clone().into_os_string();
+    temporary.push(format!("{TEMPORARY}ring"));
+    // A switch that was due may lie between.
+    let switch = old.salt_from().clamp(at, tail);
+    let (before, after) = bytes.split_at((switch - at) as usize);
+    for part in [before, after] {
+        if part.is_empty() {
+            continue;
+        }
+        let header =
+            LogHeader { uuid: *uuid, start: Lsn(at), salt: old.salt_at(at), previous_salt };
+        keep::write(Path::new(&temporary), &own.kept, data_file(core), header, part)?;
+        at += part.len() as u64;
+        previous_salt = header.salt;
     }
     Ok(())
 }

@@ -73,6 +73,8 @@ pub struct Environment {
     checkpointing: AtomicU64,
     /// The thread that has a transaction open.
     transaction_thread: AtomicU32,
+    /// Counts how often the waits for changes were ended.
+    pub ended_waits: AtomicU32,
     closed: AtomicBool,
     background: ForkLocal<Option<JoinHandle<()>>>,
     /// Shared by those who open one before anything changes.
@@ -84,7 +86,7 @@ impl Environment {
     fn new(attached: Attached, uuid: [u8; 16], options: &Options) -> Environment {
         let Attached { core, companions, shm_id } = attached;
         Environment {
-            logs: Logs::new(companions.logs.clone(), uuid),
+            logs: Logs::new(companions.logs.clone(), companions.kept.clone(), uuid),
             core,
             companions,
             shm_id,
@@ -95,6 +97,7 @@ impl Environment {
             checkpointing: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             transaction_thread: AtomicU32::new(0),
+            ended_waits: AtomicU32::new(0),
             background: ForkLocal::default(),
             last_snapshot: ForkLocal::default(),
         }

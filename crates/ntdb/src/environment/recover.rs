@@ -54,6 +54,10 @@ impl OldState {
         self.shm.control().log.written.load(Relaxed)
     }
 
+    pub(super) fn salt_from(&self) -> u64 {
+        self.shm.control().writer.salt_from.load(Relaxed)
+    }
+
     pub fn salt_at(&self, lsn: u64) -> u64 {
         let words = &self.shm.control().writer;
         if lsn >= words.salt_from.load(Relaxed) {
@@ -174,7 +178,9 @@ pub fn initialise(core: &Core, meta: &Meta, index: u32, file_pages: u32) -> Resu
     words.epoch.store(meta.epoch.0 + 1, Relaxed);
     words.salt.store(salt, Relaxed);
     words.salt_from.store(lsn, Relaxed);
-    words.salt_before.store(salt, Relaxed);
+    words.salt_before.store(meta.last_salt, Relaxed);
+    control.changes.ring_from.store(lsn, Relaxed);
+    control.changes.keep_log_kib.store(meta.keep_log_kib, Relaxed);
     let log = &control.log;
     log.start.store(lsn, Relaxed);
     log.written.store(lsn, Relaxed);

@@ -29,14 +29,23 @@ use super::logs::{find_log, log_bytes, open_log};
 use super::recover::OldState;
 use super::spool::{self, Spool};
 
-/// Brings a new shared state up to date; returns whether anything had to be done.
+/// What a replay has found.
+#[derive(Debug)]
+pub struct Replayed {
+    /// Whether anything had to be done.
+    pub applied: bool,
+    /// Where the log files end, and the salt of the last record in them (or before them).
+    pub files_end: (u64, u64),
+}
+
+/// Brings a new shared state up to date.
 pub fn replay(
     core: &Core,
     companions: &Companions,
     header: &Header,
     meta: &Meta,
     old: Option<&OldState>,
-) -> Result<bool> {
+) -> Result<Replayed> {
     core.set_replaying(true);
     let mut replay = Replay {
         core,
@@ -47,6 +56,8 @@ pub fn replay(
         scratch: Vec::new(),
         record: LogRecord::default(),
         applied: false,
+        last_salt: meta.last_salt,
+        files_end: (meta.replay_from.0, meta.last_salt),
     };
     replay.record.encode(&Op::Clear);
     let result = replay.run(companions, header, meta, old);
@@ -58,7 +69,9 @@ pub fn replay(
     let tail = words.tail.load(Relaxed);
     words.applied.store(tail, Relaxed);
     words.salt_from.store(tail, Relaxed);
-    Ok(replay.applied)
+    words.salt_before.store(replay.last_salt, Relaxed);
+    core.control().changes.ring_from.store(tail, Relaxed);
+    Ok(Replayed { applied: replay.applied, files_end: replay.files_end })
 }
 
 /// What has come in chunks so far.
@@ -93,6 +106,9 @@ struct Replay<'c> {
     /// Stands for the record of every operation: it is in the log already, and only takes up LSNs, no more than the shortest does.
     record: LogRecord,
     applied: bool,
+    /// Salt of the last record.
+    last_salt: u64,
+    files_end: (u64, u64),
 }
 
 impl<'c> Replay<'c> {
@@ -107,6 +123,7 @@ impl<'c> Replay<'c> {
         if meta.log_salt != 0 {
             at = self.logs(companions, header, meta)?;
         }
+        self.files_end = (at, self.last_salt);
         if let Some(old) = old {
             // The kernel keeps what was written, whoever died: the log must reach as far as it was written.
             let written = old.written().min(old.tail());
@@ -183,6 +200,7 @@ impl<'c> Replay<'c> {
                 Ok(Some(scanned)) => {
                     let (lsn, next) = (scanned.lsn.0, scanned.next.0);
                     self.apply(lsn, &scanned.op, next)?;
+                    self.last_salt = log.header().salt;
                     crash_point("recover.applied");
                 }
                 Ok(None) => return Ok(scanner.end()),
@@ -211,7 +229,8 @@ impl<'c> Replay<'c> {
             let damaged = || self.core.corrupt_shm("the log ring holds a damaged record");
             let len = plausible_len(rest).filter(|&len| len <= rest.len()).ok_or_else(damaged)?;
             let (record, behind) = rest.split_at(len);
-            match decode(old.salt_at(at), Lsn(at), record) {
+            self.last_salt = old.salt_at(at);
+            match decode(self.last_salt, Lsn(at), record) {
                 Ok(Decoded::Record { op, .. }) => self.apply(at, &op, at + len as u64)?,
                 _ => return Err(damaged()),
             }

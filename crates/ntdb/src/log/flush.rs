@@ -29,6 +29,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::limits::{MAX_PROCESSES, MAX_RECORD_BYTES, RING_BYTES};
 use crate::log::file::{LOG_HEADER_BYTES, LogFile, LogHeader, OpenProblem};
+use crate::log::keep;
 use crate::log::record;
 use crate::shm::lock::Acquired;
 use crate::storage::failpoint::{Kind, crash_point};
@@ -55,6 +56,8 @@ const ROB_AFTER: Duration = Duration::from_millis(200);
 pub struct Logs {
     /// Paths of log0 and log1.
     pub paths: [PathBuf; 2],
+    /// What the paths of log files begin with that are kept for those who follow the changes.
+    pub kept: PathBuf,
     /// UUID of the database.
     pub uuid: [u8; 16],
     current: ForkLocal<Option<(u32, Arc<LogFile>)>>,
@@ -63,9 +66,9 @@ pub struct Logs {
 }
 
 impl Logs {
-    /// The logs at `paths`.
-    pub fn new(paths: [PathBuf; 2], uuid: [u8; 16]) -> Logs {
-        Logs { paths, uuid, current: ForkLocal::default(), flushing: ForkLocal::default() }
+    /// The logs at `paths`, and those whose paths begin with `kept`.
+    pub fn new(paths: [PathBuf; 2], kept: PathBuf, uuid: [u8; 16]) -> Logs {
+        Logs { paths, kept, uuid, current: ForkLocal::default(), flushing: ForkLocal::default() }
     }
 
     fn error(&self, index: u32, action: &'static str, source: io::Error) -> Error {
@@ -370,6 +373,13 @@ impl Logs {
         crash_point("switch.prepared");
         step.structure()?;
         crash_point("switch.done");
+        drop(writer);
+        let keep_bytes = core.control().changes.keep_log_bytes();
+        if keep_bytes > 0 {
+            // What cannot be removed now can be later.
+            let newer = (old.header().start.0, 2);
+            let _ = keep::prune(&self.kept, &self.uuid, keep_bytes, newer, at);
+        }
         Ok(())
     }
 
@@ -394,6 +404,10 @@ impl Logs {
         let failed = |e| self.error(index, "make the next log", e);
         self.refuse_foreign(core, index)?;
         file::unlink(temporary, Kind::Log).map_err(failed)?;
+        if core.control().changes.keep_log_bytes() > 0 {
+            self.keep_old(core, switch, header, deadline)?;
+            return self.create_at(core, index, temporary, header);
+        }
         let old = {
             let _writer = Writer::lock(core, deadline)?;
             // Pairs with the fence in `raise`.
@@ -417,6 +431,35 @@ impl Logs {
             Some(old) => old.reuse(header).map_err(failed),
             None => self.create_at(core, index, temporary, header),
         }
+    }
+
+    /// Keeps the file that lies where the next one is to be. If somebody may still be writing to it, those are bytes that it has
+    /// already.
+    fn keep_old(
+        &self,
+        core: &Core,
+        switch: &Switch,
+        header: LogHeader,
+        deadline: Option<Instant>,
+    ) -> Result<()> {
+        let path = &self.paths[switch.index as usize];
+        let (_, current) = self.current(core)?;
+        {
+            let _writer = Writer::lock(core, deadline)?;
+            match LogFile::open(path) {
+                // Not the file that another has made for this very switch.
+                Ok(old) if switch.is_due(core) && *old.header() != header => {
+                    let next = current.header();
+                    let is_next = next.previous_salt == old.header().salt;
+                    let end = is_next.then_some(next.start);
+                    keep::keep(&core.path, path, &self.kept, &old, end)?;
+                }
+                _ => return Ok(()),
+            }
+        }
+        crash_point("switch.kept");
+        // Before the next one has its place: a power cut must not leave neither.
+        file::sync_dir(path).map_err(|e| poison(core, &e))
     }
 
     /// Makes sure that the current log file has room up to `target` at least.

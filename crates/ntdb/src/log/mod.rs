@@ -6,6 +6,8 @@
 //! - [`flush`]: from the ring to the files.
 //! - [`sync`]: to the disk, once for all who wait.
 //! - [`scan`]: reading them back in order, to the end of what is valid.
+//! - [`keep`]: log files that have served their time and are kept to be followed.
+//! - [`follow`]: reading what has happened, beside those who write.
 //! - [`stream`]: the operations of a transaction, which count together or not at all.
 //!
 //! A log sequence number ([`crate::types::Lsn`]) is the position of a record's first byte, counted
@@ -15,6 +17,8 @@
 
 pub mod file;
 pub mod flush;
+pub mod follow;
+pub mod keep;
 pub mod record;
 pub mod scan;
 pub mod stream;

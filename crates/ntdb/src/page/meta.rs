@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | 0..8 | magic, `ntdbmeta` |
 //! | 8..12 | CRC-32C of the whole page but this field |
-//! | 12..16 | flags (u32) |
+//! | 12..16 | bytes of past log to keep, in KiB (u32) |
 //! | 16..24 | sequence of the checkpoint (u64) |
 //! | 24..32 | freeze epoch (u64) |
 //! | 32..40 | root word (u64) |
@@ -25,7 +25,8 @@
 //! | 100..102 | bytes of the base path (u16) |
 //! | 102..104 | zero |
 //! | 104..1128 | base path: the absolute path that the companion files lie beside, empty at rest |
-//! | 1128.. | numbers of the map pages, or of the pages that list them (u32 each) |
+//! | 1128..1136 | salt of the log record that ends at *replay from* (u64), 0 if there is none |
+//! | 1136.. | numbers of the map pages, or of the pages that list them (u32 each) |
 //! | to the end | zero |
 //!
 //! # Crashes
@@ -48,8 +49,8 @@ const MAGIC: [u8; 8] = *b"ntdbmeta";
 
 const MAGIC_AT: usize = 0;
 const CRC_AT: usize = MAGIC_AT + 8;
-const FLAGS_AT: usize = CRC_AT + 4;
-const SEQUENCE_AT: usize = FLAGS_AT + 4;
+const KEEP_LOG_AT: usize = CRC_AT + 4;
+const SEQUENCE_AT: usize = KEEP_LOG_AT + 4;
 const EPOCH_AT: usize = SEQUENCE_AT + 8;
 const ROOT_AT: usize = EPOCH_AT + 8;
 const RECORD_COUNT_AT: usize = ROOT_AT + 8;
@@ -64,11 +65,12 @@ const MAP_ENTRIES_AT: usize = MAP_LEVELS_AT + 4;
 const RESERVE_AT: usize = MAP_ENTRIES_AT + 4;
 const BASE_LEN_AT: usize = RESERVE_AT + 4;
 const BASE_AT: usize = BASE_LEN_AT + 4;
-const MAP_AT: usize = BASE_AT + BASE_PATH_BYTES_MAX;
+const LAST_SALT_AT: usize = BASE_AT + BASE_PATH_BYTES_MAX;
+const MAP_AT: usize = LAST_SALT_AT + 8;
 
 // The table above.
 const _: () = assert!(SEQUENCE_AT == 16 && ROOT_AT == 32 && LOG_SALT_AT == 64);
-const _: () = assert!(LOG_INDEX_AT == 80 && BASE_LEN_AT == 100 && BASE_AT == 104 && MAP_AT == 1128);
+const _: () = assert!(LOG_INDEX_AT == 80 && BASE_LEN_AT == 100 && BASE_AT == 104 && MAP_AT == 1136);
 const _: () = assert!(MAP_AT < MIN_PAGE_SIZE as usize && BASE_PATH_BYTES_MAX <= u16::MAX as usize);
 
 /// One consistent state of the database.
@@ -96,12 +98,14 @@ pub struct Meta {
     pub map_levels: u32,
     /// Reserve in percent.
     pub reserve: u32,
-    /// Flags.
-    pub flags: u32,
+    /// So many KiB of past log are to be kept, for those who follow the changes.
+    pub keep_log_kib: u32,
     /// The absolute path that the companion files lie beside; empty at rest.
     pub base_path: Vec<u8>,
     /// Id of the shared memory; 0 at rest.
     pub shm_id: u64,
+    /// Salt of the log record that ends at `replay_from`; 0 if there is none.
+    pub last_salt: u64,
     /// The map pages listed here, at most [`capacity`] of them. Their number is the field
     /// *pages listed here* of the page.
     pub map_pages: Vec<u32>,
@@ -143,7 +147,7 @@ impl Meta {
         assert!(self.map_pages.len() <= capacity(page.len() as u32));
         page.fill(0);
         le::put(page, MAGIC_AT, &MAGIC);
-        le::put(page, FLAGS_AT, &self.flags.to_le_bytes());
+        le::put(page, KEEP_LOG_AT, &self.keep_log_kib.to_le_bytes());
         le::put(page, SEQUENCE_AT, &self.sequence.to_le_bytes());
         le::put(page, EPOCH_AT, &self.epoch.0.to_le_bytes());
         le::put(page, ROOT_AT, &self.root.to_le_bytes());
@@ -159,6 +163,7 @@ impl Meta {
         le::put(page, RESERVE_AT, &self.reserve.to_le_bytes());
         le::put(page, BASE_LEN_AT, &(self.base_path.len() as u16).to_le_bytes());
         le::put(page, BASE_AT, &self.base_path);
+        le::put(page, LAST_SALT_AT, &self.last_salt.to_le_bytes());
         for (index, number) in self.map_pages.iter().enumerate() {
             le::put(page, MAP_AT + index * 4, &number.to_le_bytes());
         }
@@ -208,9 +213,10 @@ impl Meta {
             file_pages: le::get_u32(page, FILE_PAGES_AT),
             map_levels: le::get_u32(page, MAP_LEVELS_AT),
             reserve: le::get_u32(page, RESERVE_AT),
-            flags: le::get_u32(page, FLAGS_AT),
+            keep_log_kib: le::get_u32(page, KEEP_LOG_AT),
             base_path: page[BASE_AT..BASE_AT + usize::from(base_len)].to_vec(),
             shm_id: le::get_u64(page, SHM_ID_AT),
+            last_salt: le::get_u64(page, LAST_SALT_AT),
             map_pages: map_bytes.chunks_exact(4).map(|entry| le::get_u32(entry, 0)).collect(),
         })
     }
@@ -240,7 +246,8 @@ mod tests {
             file_pages: 0x9999,
             map_levels: 0xAAAA,
             reserve: 0xBBBB,
-            flags: 0xCCCC,
+            keep_log_kib: 0xCCCC,
+            last_salt: 0x9876,
             base_path: b"/some/where".to_vec(),
             map_pages: vec![0xDDDD, 0xEEEE],
         }
@@ -266,6 +273,7 @@ mod tests {
         }
         expected.extend(b"/some/where");
         expected.resize(1128, 0);
+        expected.extend(0x9876u64.to_le_bytes());
         expected.extend([0xDDDDu32.to_le_bytes(), 0xEEEEu32.to_le_bytes()].concat());
         expected.resize(4096, 0);
         let crc = crc32c::crc32c(&[&expected[..8], &expected[12..]].concat());
@@ -286,8 +294,8 @@ mod tests {
 
     #[test]
     fn a_torn_write_is_noticed_at_every_sector() {
-        let old = Meta { map_pages: (5..747).collect(), ..sample() }.encode(4096);
-        let new = Meta { sequence: 0x1112, map_pages: (9..751).collect(), ..sample() }.encode(4096);
+        let old = Meta { map_pages: (5..745).collect(), ..sample() }.encode(4096);
+        let new = Meta { sequence: 0x1112, map_pages: (9..749).collect(), ..sample() }.encode(4096);
         for mask in 1..255u32 {
             let mut torn = old.clone();
             for sector in (0..8).filter(|sector| mask & (1 << sector) != 0) {
@@ -307,7 +315,7 @@ mod tests {
             (LOG_INDEX_AT, 2, &2u32.to_le_bytes(), "log"),
             (BASE_LEN_AT, 1025, &1025u16.to_le_bytes(), "length of the base path"),
             (BASE_LEN_AT, 65535, &u16::MAX.to_le_bytes(), "length of the base path"),
-            (MAP_ENTRIES_AT, 743, &743u32.to_le_bytes(), "number of map pages"),
+            (MAP_ENTRIES_AT, 741, &741u32.to_le_bytes(), "number of map pages"),
             (MAP_ENTRIES_AT, u32::MAX.into(), &u32::MAX.to_le_bytes(), "number of map pages"),
         ];
         for (at, value, bytes, field) in cases {
@@ -330,7 +338,7 @@ mod tests {
             assert_eq!(page.len(), page_size as usize);
             assert_eq!(Meta::decode(&page), Ok(meta));
         }
-        assert_eq!(capacity(4096), 742);
+        assert_eq!(capacity(4096), 740);
     }
 
     #[test]
@@ -353,22 +361,22 @@ mod tests {
     #[test]
     #[should_panic(expected = "capacity")]
     fn too_long_a_list_is_a_bug_of_the_caller() {
-        Meta { map_pages: vec![1; 743], ..sample() }.encode(4096);
+        Meta { map_pages: vec![1; 741], ..sample() }.encode(4096);
     }
 
     proptest! {
         #[test]
         fn comes_back_as_it_was(
-            words: [u64; 8], halves: [u32; 4], log_index in 0..2u32, shift in 0..5u32,
+            words: [u64; 9], halves: [u32; 4], log_index in 0..2u32, shift in 0..5u32,
             base_path in prop::collection::vec(any::<u8>(), 0..=BASE_PATH_BYTES_MAX),
-            map_pages in prop::collection::vec(any::<u32>(), 0..=742),
+            map_pages in prop::collection::vec(any::<u32>(), 0..=740),
         ) {
-            let [sequence, epoch, root, record_count, replay, keep, log_salt, shm_id] = words;
-            let [file_pages, map_levels, reserve, flags] = halves;
+            let [sequence, epoch, root, record_count, replay, keep, log_salt, shm_id, last_salt] = words;
+            let [file_pages, map_levels, reserve, keep_log_kib] = halves;
             let meta = Meta {
                 sequence, epoch: Epoch(epoch), root, record_count, replay_from: Lsn(replay),
                 keep_from: Lsn(keep), log_salt, shm_id, log_index, file_pages, map_levels,
-                reserve, flags, base_path, map_pages,
+                reserve, keep_log_kib, base_path, map_pages, last_salt,
             };
             prop_assert_eq!(Meta::decode(&meta.encode(4096 << shift)), Ok(meta));
         }

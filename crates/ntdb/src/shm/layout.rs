@@ -14,8 +14,9 @@
 //! A file of zeros with a header is a valid initial state for everything but the words that recovery sets.
 
 use std::mem::size_of;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire};
 
+use super::awaited::Awaited;
 use super::lock::RobustLock;
 use super::note::Note;
 use super::pin::PinSlot;
@@ -95,6 +96,9 @@ pub struct ReaderWords {
     pub file_pages: AtomicU32,
     /// errno of the failed sync that poisoned the database, or 0.
     pub poison: AtomicU32,
+    /// 1 if somebody sleeps until something changes (see `awaited`). Here because writers look at it after every change, and
+    /// at this line before it.
+    pub awaited: AtomicU32,
 }
 
 /// Words of pins that all readers load.
@@ -129,6 +133,14 @@ pub struct WriterWords {
     pub salt_before: AtomicU64,
     /// Hint: number of free pages.
     pub free_pages: AtomicU64,
+}
+
+impl WriterWords {
+    /// Salt of the record that ends at the tail; 0 if there is none. Certain only under the writer lock.
+    pub fn last_salt(&self) -> u64 {
+        let is_new = self.tail.load(Acquire) > self.salt_from.load(Acquire);
+        if is_new { self.salt.load(Acquire) } else { self.salt_before.load(Acquire) }
+    }
 }
 
 /// The redo log's positions and files.
@@ -313,6 +325,27 @@ pub struct CounterWords {
     pub marks: AtomicU64,
 }
 
+/// For those who follow the changes.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct ChangeWords {
+    /// The ring holds what was logged from here on; what is older is in files or nowhere.
+    pub ring_from: AtomicU64,
+    /// *applied* when sleepers were woken last (see `awaited`).
+    pub announced: AtomicU64,
+    /// Counts how often sleepers were woken; they sleep on it.
+    pub ticket: AtomicU32,
+    /// So many KiB of past log are to be kept.
+    pub keep_log_kib: AtomicU32,
+}
+
+impl ChangeWords {
+    /// So many bytes of past log are to be kept.
+    pub fn keep_log_bytes(&self) -> u64 {
+        self.keep_log_kib.load(Acquire) as u64 * 1024
+    }
+}
+
 /// Everything that processes share, apart from the tables.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -365,6 +398,21 @@ pub struct Control {
     pub snapshot: SnapshotWords,
     /// Registered snapshots: [`SnapshotEntry`] each.
     pub snapshots: SegmentTable,
+    /// For those who follow the changes.
+    pub changes: ChangeWords,
+}
+
+impl Control {
+    /// What those sleep on who wait for changes.
+    #[inline(always)]
+    pub fn awaited(&self) -> Awaited<'_> {
+        Awaited {
+            applied: &self.writer.applied,
+            awaited: &self.readers.awaited,
+            ticket: &self.changes.ticket,
+            announced: &self.changes.announced,
+        }
+    }
 }
 
 /// One attached process.

@@ -2,8 +2,9 @@
 //!
 //! [`layout`] says what lies where. [`lock`] and [`pin`] are the two ways to wait for, and to be respected by, others;
 //! [`note`] is what makes a step survive its maker; [`segment`] are arrays that grow; [`process`] is the table of who is
-//! attached; [`stripe`] are the key locks.
+//! attached; [`stripe`] are the key locks; [`awaited`] is how to sleep until something changes.
 
+pub mod awaited;
 pub mod layout;
 pub mod lock;
 pub mod note;

@@ -171,6 +171,8 @@ impl Drop for Writer<'_> {
             return;
         }
         crash_point("writer.unlock");
-        self.core.control().writer_lock.release(self.core.slot());
+        let control = self.core.control();
+        control.writer_lock.release(self.core.slot());
+        control.awaited().after_release();
     }
 }

@@ -4,9 +4,10 @@ use std::time::Instant;
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread;
 
+use super::awaited::{Awaited, PATIENCE};
 use super::lock::{Acquired, RobustLock};
 use super::pin::{ClaimFor, PinSlot, PinTable};
 use super::types::{Era, SlotId};
@@ -60,6 +61,47 @@ fn lock_excludes(threads: u16, rounds: u32, lingers: bool) {
     }
     assert_eq!(guarded.lock.acquire(SlotId(9), None, &|_| true), Ok(Acquired::Clean));
     assert_eq!(guarded.count(), u32::from(threads) * rounds);
+}
+
+/// One who sleeps until something changes, and others who change something or only take the lock. Nobody is left asleep.
+fn changes_are_noticed(writers: u16, changes: u64) {
+    #[derive(Default)]
+    struct Words {
+        lock: RobustLock,
+        applied: AtomicU64,
+        awaited: AtomicU32,
+        ticket: AtomicU32,
+        announced: AtomicU64,
+    }
+    impl Words {
+        fn awaited(&self) -> Awaited<'_> {
+            let Words { applied, awaited, ticket, announced, .. } = self;
+            Awaited { applied, awaited, ticket, announced }
+        }
+    }
+    let words = Arc::new(Words::default());
+    let writers: Vec<_> = (0..writers)
+        .map(|slot| {
+            let words = Arc::clone(&words);
+            thread::spawn(move || {
+                assert_eq!(words.lock.acquire(SlotId(slot), None, &|_| true), Ok(Acquired::Clean));
+                let applied = words.applied.load(Ordering::Relaxed);
+                if applied < changes {
+                    words.applied.store(applied + 1, Ordering::Release);
+                }
+                words.lock.release(SlotId(slot));
+                words.awaited().after_release();
+            })
+        })
+        .collect();
+    let mut seen = 0;
+    while seen < changes {
+        words.awaited().sleep(seen, PATIENCE, || false);
+        seen = words.applied.load(Ordering::Acquire);
+    }
+    for writer in writers {
+        writer.join().unwrap();
+    }
 }
 
 /// The lock's word, to leave in it what a dead process might have left.
@@ -330,6 +372,15 @@ pub fn foundations() -> Vec<Foundation> {
         ("pin_reuse_without_fences", Fails("ausality"), Setting { fences: false, ..USUAL }, || {
             pinned_pages_stay(false, Ordering::Release);
         }),
+        ("changes_are_noticed", Holds, all(3), || changes_are_noticed(1, 1)),
+        ("changes_are_noticed_by_two", Holds, all(2), || changes_are_noticed(2, 2)),
+        ("changes_are_noticed_beside_others", Holds, all(2), || changes_are_noticed(2, 1)),
+        (
+            "changes_are_noticed_without_fences",
+            Fails("deadlock"),
+            Setting { fences: false, ..USUAL },
+            || changes_are_noticed(1, 1),
+        ),
         ("root_store_relaxed", Fails("ausality"), USUAL, || {
             pinned_pages_stay(false, Ordering::Relaxed)
         }),

@@ -21,6 +21,10 @@ pub fn store_then_fence(word: &AtomicU64, value: u64) {
     fence(Ordering::SeqCst);
 }
 
+pub fn fence_after_exchange() {
+    fence(Ordering::SeqCst);
+}
+
 /// Counts looks instead of time.
 pub struct Stopwatch(u64);
 
