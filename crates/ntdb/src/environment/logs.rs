@@ -138,6 +138,18 @@ pub fn retire_logs(
     }
 }
 
+/// Removes the logs of a database that is no more, those that it kept included.
+pub fn remove_logs(companions: &Companions, uuid: &[u8; 16]) -> Result<()> {
+    for path in &companions.logs {
+        if LogFile::open_readonly(path).is_ok_and(|log| log.header().uuid == *uuid) {
+            file::unlink(path, Kind::Log).map_err(|e| Error::from_io(path, "remove the log", e))?;
+            crash_point("remove.log");
+        }
+        remove_temporaries(path);
+    }
+    keep::prune(&companions.kept, uuid, 0, (0, 0), u64::MAX)
+}
+
 /// Keeps what only the ring of the old shared state has. `files_end` is where the files end, with the salt of the record before.
 pub fn keep_ring(
     core: &Core,
