@@ -12,6 +12,7 @@ pub mod mixed;
 pub mod scripted;
 pub mod simple;
 pub mod snapshots;
+pub mod transactions;
 
 use crate::args::Args;
 
@@ -53,6 +54,16 @@ pub fn run(args: &Args) -> Result<String, String> {
         "observe" => snapshots::observe(args),
         "grow" => simple::grow(args),
         "traverse" => simple::traverse(args),
+        "clerk" => transactions::clerk(args),
+        "auditor" => transactions::auditor(args),
+        "baton" => transactions::baton(args),
+        "historian" => transactions::historian(args),
+        "transact" => transactions::transact(args),
+        "single" => transactions::single(args),
+        "hold-transaction" => transactions::hold(args),
+        "commit-until-told" => transactions::commit_until_told(args),
+        "big-transaction" => transactions::big(args),
+        "prepared" => transactions::prepared(args),
         other => Err(format!("{other}: no such role")),
     }
 }
