@@ -107,7 +107,7 @@ pub fn clerk(args: &Args) -> Result<String, String> {
     Ok("closed the counter".into())
 }
 
-/// Adds up the accounts in transactions until the board says stop, by reads or by iteration.
+/// Adds up the accounts in snapshots and in transactions until the board says stop, by reads or by iteration.
 ///
 /// # Errors
 /// The promise that was broken.
@@ -116,6 +116,9 @@ pub fn auditor(args: &Args) -> Result<String, String> {
     let accounts = args.get("accounts", 100);
     let db = open(args)?;
     while !board.stopped() {
+        let snapshot = db.snapshot().map_err(text)?;
+        audit(accounts, |key| snapshot.get(key)).map_err(|e| format!("in a snapshot: {e}"))?;
+        drop(snapshot);
         let tx = db.begin().map_err(text)?;
         audit(accounts, |key| tx.get(key))?;
         let (mut total, mut seen) = (0, 0);

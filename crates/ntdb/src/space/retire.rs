@@ -236,9 +236,9 @@ pub fn reclaim(writer: &mut Writer) -> Result<u64> {
 
 /// How many of the `count` entries from `head` on are free before the first that is held.
 fn free_prefix(core: &Core, head: u64, count: u64) -> Result<u64> {
-    let holds = holds(core);
+    let holds = Holds::now(core)?;
     for index in head..head + count {
-        if is_held(core, &holds, &entry(core, &core.control().fresh, index)?) {
+        if holds.any(&entry(core, &core.control().fresh, index)?) {
             return Ok(index - head);
         }
     }
