@@ -116,6 +116,7 @@ impl Writer {
         tuning: Tuning,
         me: u32,
     ) -> Result<Writer, String> {
+        adopt::settle(&db)?;
         adopt::whole(&db, &board, &layout, me)?;
         let pair = adopt::pair(&db, &board, me)?;
         let entry = adopt::entry(&db, &board, me)?;

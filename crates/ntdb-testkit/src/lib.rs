@@ -6,6 +6,7 @@
 //! - [`args`], [`worker`]: the roles that the program `ntdb-worker` plays, one process each.
 //! - [`script`]: fixed lists of operations with the state after each, for crashes and power cuts.
 //! - [`powercut`]: builds the disk that a power cut may leave.
+//! - [`history`]: whether transactions have an order that explains what they saw.
 //! - [`crowd`]: several processes of the mixed workload.
 //! - [`mount`]: small disks to fill.
 //! - [`crash`]: the names of the crash points.
@@ -20,6 +21,14 @@
 //! let db = ntdb::Db::in_memory().unwrap();
 //! must_be_send(db.lock(b"key").unwrap());
 //! ```
+//!
+//! Likewise a transaction:
+//!
+//! ```compile_fail,E0277
+//! fn must_be_send<T: Send>(_: T) {}
+//! let db = ntdb::Db::in_memory().unwrap();
+//! must_be_send(db.begin().unwrap());
+//! ```
 #![deny(missing_docs)]
 
 pub use ntdb_proof::{board, rng, value};
@@ -27,6 +36,7 @@ pub use ntdb_proof::{board, rng, value};
 pub mod args;
 pub mod crash;
 pub mod crowd;
+pub mod history;
 pub mod hostile;
 pub mod lab;
 pub mod mount;

@@ -15,18 +15,18 @@
 //! | image | content |
 //! | --- | --- |
 //! | `INODE.durable` | at the beginning of the last completed sync, and ranges synced since |
-//! | `INODE.pending` | at the beginning of a sync that has not returned |
+//! | `INODE.pending-N` | at the beginning of a sync that has not returned |
 //! | `INODE.between-N` | at some moment since |
 //! | `INODE.last` | just before the file was unlinked or replaced |
-//! | `directory.durable`, `directory.pending` | lines of `INODE NAME` |
+//! | `directory.durable`, `directory.pending-N` | lines of `INODE NAME` |
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, ThreadId};
 
 use ntdb::failpoint::{self, Event, Kind, What};
 
@@ -89,14 +89,49 @@ pub fn begin(dir: &Path, images: &Path) -> io::Result<()> {
 /// Later, if an image cannot be written: a test without images would prove nothing.
 pub fn record(dir: &Path, images: &Path) {
     let (dir, images) = (dir.to_path_buf(), images.to_path_buf());
-    let moment = AtomicU64::new(0);
-    let renamed = Mutex::new(BTreeMap::new());
+    let recorder = Mutex::new(Recorder::default());
     failpoint::set_recorder(Some(Box::new(move |event: Event<'_>| {
-        let moment = moment.fetch_add(1, Ordering::Relaxed);
-        let mut renamed = renamed.lock().expect("no panic while it is held");
-        note(&dir, &images, moment, &mut renamed, &event)
-            .unwrap_or_else(|e| panic!("power-cut recorder: {event:?}: {e}"));
+        let mut recorder = recorder.lock().unwrap_or_else(|_| gave_up("it has failed before"));
+        note(&dir, &images, &mut recorder, &event)
+            .unwrap_or_else(|e| gave_up(&format!("{event:?}: {e}")));
     })));
+}
+
+/// A test whose disk is not recorded proves nothing, whichever thread it is that finds out.
+fn gave_up(why: &str) -> ! {
+    eprintln!("power-cut recorder: {why}");
+    std::process::exit(super::worker::STATUS_VIOLATION)
+}
+
+/// What is known of a process's files besides the images.
+#[derive(Default)]
+struct Recorder {
+    /// Events so far.
+    moment: u64,
+    /// Files that were renamed, by the name that they were opened by.
+    renamed: BTreeMap<PathBuf, u64>,
+    /// Syncs under way, of several threads perhaps: of which file, by whom, and since when. 0 stands
+    /// for the directory.
+    syncing: HashMap<(u64, ThreadId), u64>,
+    /// From which moment the durable image of a file is.
+    durable: BTreeMap<u64, u64>,
+}
+
+impl Recorder {
+    /// A sync of `inode` by this thread begins; returns the name of its image.
+    fn begin(&mut self, inode: u64) -> String {
+        self.syncing.insert((inode, thread::current().id()), self.moment);
+        format!("pending-{}", self.moment)
+    }
+
+    /// It has succeeded; returns the name of its image, unless that of a later one is durable already.
+    fn end(&mut self, inode: u64) -> (String, bool) {
+        let since = self.syncing.remove(&(inode, thread::current().id())).unwrap_or(0);
+        let durable = self.durable.entry(inode).or_default();
+        let is_newer = since >= *durable;
+        *durable = since.max(*durable);
+        (format!("pending-{since}"), is_newer)
+    }
 }
 
 /// Which file an event is about, and where it lies now. A file keeps telling the path that it was
@@ -114,64 +149,85 @@ fn subject(
     Ok(place.map(|(name, _)| (inode, dir.join(name))))
 }
 
-fn note(
-    dir: &Path,
-    images: &Path,
-    moment: u64,
-    renamed: &mut BTreeMap<PathBuf, u64>,
-    event: &Event<'_>,
-) -> io::Result<()> {
+/// Copies a file such that whoever is killed meanwhile leaves no part of it under that name.
+fn copy_whole(from: impl AsRef<Path>, to: PathBuf) -> io::Result<()> {
+    let partial = to.with_extension("partial");
+    fs::copy(from, &partial)?;
+    fs::rename(partial, to)
+}
+
+fn note(dir: &Path, images: &Path, recorder: &mut Recorder, event: &Event<'_>) -> io::Result<()> {
+    recorder.moment += 1;
+    let moment = recorder.moment;
     if event.kind == Kind::Shm {
         return Ok(());
     }
     if event.kind == Kind::Dir {
-        let pending = images.join("directory.pending");
+        let image = |name: &str| images.join(format!("directory.{name}"));
         match event.what {
-            What::SyncBegin => write_listing(&pending, &listing(dir)?)?,
-            What::SyncEnd { ok: true } => fs::rename(&pending, images.join("directory.durable"))?,
+            What::SyncBegin => {
+                let pending = image(&recorder.begin(0));
+                write_listing(&image("partial"), &listing(dir)?)?;
+                fs::rename(image("partial"), pending)?;
+            }
+            What::SyncEnd { ok: true } => match recorder.end(0) {
+                (pending, true) => fs::rename(image(&pending), image("durable"))?,
+                (pending, false) => fs::remove_file(image(&pending))?,
+            },
             _ => {}
         }
         return Ok(());
     }
-    let Some((inode, path)) = subject(dir, renamed, event)? else {
+    let Some((inode, path)) = subject(dir, &recorder.renamed, event)? else {
         // An old descriptor of a file whose name is gone: `INODE.last` has it.
         return Ok(());
     };
     match event.what {
         What::Created => {
-            renamed.remove(event.path);
-            for what in ["durable", "pending", "last", "between-0", "between-1", "between-2"] {
+            recorder.renamed.remove(event.path);
+            recorder.durable.remove(&inode);
+            for what in ["durable", "last", "between-0", "between-1", "between-2"] {
                 let _ = fs::remove_file(image(images, inode, what));
             }
         }
         What::SyncBegin => {
-            fs::copy(&path, image(images, inode, "pending"))?;
+            copy_whole(&path, image(images, inode, &recorder.begin(inode)))?;
         }
         What::SyncEnd { ok: true } => {
-            fs::rename(image(images, inode, "pending"), image(images, inode, "durable"))?;
+            let (pending, is_newer) = recorder.end(inode);
+            let pending = image(images, inode, &pending);
+            match is_newer {
+                true => fs::rename(pending, image(images, inode, "durable"))?,
+                false => fs::remove_file(pending)?,
+            }
         }
         What::RangeSynced { offset, len, ok: true } => {
-            let durable = image(images, inode, "durable");
-            if let Ok(mut bytes) = fs::read(&durable) {
-                let now = fs::read(&path)?;
-                let range = offset as usize..(offset + len) as usize;
-                let end = range.end.max(bytes.len());
-                bytes.resize(end, 0);
-                bytes[range.clone()].copy_from_slice(&now[range]);
+            let now = fs::read(&path)?;
+            let range = offset as usize..(offset + len) as usize;
+            // Also where a sync of all is under way, which began before.
+            let pending = recorder.syncing.iter().filter(|((of, _), _)| *of == inode);
+            let mut names: Vec<String> =
+                pending.map(|(_, since)| format!("pending-{since}")).collect();
+            names.push("durable".into());
+            for name in names {
+                let path = image(images, inode, &name);
+                let Ok(mut bytes) = fs::read(&path) else { continue };
+                bytes.resize(range.end.max(bytes.len()), 0);
+                bytes[range.clone()].copy_from_slice(&now[range.clone()]);
                 // Whoever is killed here leaves the old image or the new one.
-                let pending = image(images, inode, "patched");
-                fs::write(&pending, bytes)?;
-                fs::rename(&pending, &durable)?;
+                let patched = image(images, inode, "patched");
+                fs::write(&patched, bytes)?;
+                fs::rename(&patched, &path)?;
             }
         }
         What::Unlink => {
-            fs::copy(&path, image(images, inode, "last"))?;
+            copy_whole(&path, image(images, inode, "last"))?;
         }
         What::Rename(to) => {
             if let Ok(replaced) = fs::metadata(to) {
-                fs::copy(to, image(images, replaced.ino(), "last"))?;
+                copy_whole(to, image(images, replaced.ino(), "last"))?;
             }
-            renamed.insert(event.path.to_path_buf(), inode);
+            recorder.renamed.insert(event.path.to_path_buf(), inode);
         }
         _ => {}
     }
@@ -180,7 +236,7 @@ fn note(
         for (name, inode) in listing(dir)? {
             if !name.ends_with("-shm") {
                 let between = format!("between-{}", moment / 5 % BETWEEN);
-                fs::copy(dir.join(name), image(images, inode, &between))?;
+                copy_whole(dir.join(name), image(images, inode, &between))?;
             }
         }
     }
@@ -197,10 +253,10 @@ pub fn cut(dir: &Path, images: &Path, disk: &Path, rng: &mut Rng) -> io::Result<
     let mut story = String::new();
     let now = listing(dir)?;
     let mut durable = read_listing(&images.join("directory.durable"))?;
-    if let Ok(pending) = read_listing(&images.join("directory.pending"))
-        && rng.percent(50)
-    {
-        durable = pending;
+    for pending in pending_images(images, "directory")? {
+        if rng.percent(50) {
+            durable = read_listing(&pending)?;
+        }
     }
     // Either the directory reached the disk as it was in memory, or as it was synced, or each
     // name for itself.
@@ -232,6 +288,19 @@ pub fn cut(dir: &Path, images: &Path, disk: &Path, rng: &mut Rng) -> io::Result<
         fs::write(disk.join(name), file)?;
     }
     Ok(story)
+}
+
+/// The images of the syncs of `what` that have not returned.
+fn pending_images(images: &Path, what: &str) -> io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(images)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(&format!("{what}.pending-")) {
+            paths.push(entry.path());
+        }
+    }
+    paths.sort();
+    Ok(paths)
 }
 
 fn shm_after_boot(
@@ -272,7 +341,9 @@ fn mix(
     let load = |what: &str| fs::read(image(images, inode, what)).ok();
     let durable = load("durable").unwrap_or_default();
     let mut later: Vec<Vec<u8>> = vec![memory.to_vec()];
-    later.extend(load("pending"));
+    for pending in pending_images(images, &inode.to_string())? {
+        later.push(fs::read(pending)?);
+    }
     for n in 0..BETWEEN {
         // An image from before the last sync is not possible any more: its sectors were
         // overwritten on the disk. `between` images carry no time, so compare by age of the file.

@@ -54,8 +54,8 @@ fn fewer_than_0_02_per_put() {
     }
 }
 
-/// Puts and syncs of `writers` processes that wait for the disk at every put.
-fn durable(writers: u64, puts_each: u64) -> (u64, u64) {
+/// Puts, or transactions of two puts, and syncs of `writers` processes that wait for the disk each time.
+fn durable(writers: u64, puts_each: u64, transactions: bool) -> (u64, u64) {
     // A sync costs nothing on a memory file system, so this is about a disk.
     let lab =
         Lab::inside(env!("CARGO_BIN_EXE_ntdb-worker"), TempDir::inside(&std::env::temp_dir()));
@@ -73,6 +73,7 @@ fn durable(writers: u64, puts_each: u64) -> (u64, u64) {
                 .path("board", &lab.board())
                 .arg("writer", w)
                 .arg("n", puts_each)
+                .arg("transactions", transactions)
                 .under("strace", &options)
                 .spawn()
         })
@@ -88,10 +89,21 @@ fn durable(writers: u64, puts_each: u64) -> (u64, u64) {
 
 #[test]
 fn sixteen_durable_writers_share_their_syncs() {
-    let (puts, syncs) = durable(1, 300);
+    let (puts, syncs) = durable(1, 300, false);
     println!("one writer: {puts} durable puts, {syncs} syncs");
     assert!(syncs >= puts, "somebody was told too early that the disk has it");
-    let (puts, syncs) = durable(16, 3_000);
+    let (puts, syncs) = durable(16, 3_000, false);
     println!("sixteen writers: {puts} durable puts, {syncs} syncs");
     assert!(puts >= 8 * syncs, "only {:.1} puts a sync", puts as f64 / syncs as f64);
+}
+
+#[test]
+fn sixteen_writers_of_transactions_share_their_syncs() {
+    let (commits, syncs) = durable(1, 300, true);
+    println!("one writer: {commits} durable transactions, {syncs} syncs");
+    assert!(syncs >= commits, "somebody was told too early that the disk has it");
+    assert!(syncs < commits * 11 / 10 + 10, "a commit takes more than a sync");
+    let (commits, syncs) = durable(16, 3_000, true);
+    println!("sixteen writers: {commits} durable transactions, {syncs} syncs");
+    assert!(commits >= 4 * syncs, "only {:.1} commits a sync", commits as f64 / syncs as f64);
 }

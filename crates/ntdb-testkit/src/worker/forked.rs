@@ -191,6 +191,30 @@ pub fn run(db: &Db, args: &Args) -> Result<String, String> {
             demand(db, "grandchild", 50)?;
             demand(db, "child-beside", 50)?;
         }
+        "in a transaction" => {
+            db.put(b"parent", b"before").map_err(text)?;
+            let mut tx = db.begin().map_err(text)?;
+            tx.put(b"parent", b"after").map_err(text)?;
+            let parent = std::process::id();
+            let (mut is_over, over) = std::io::pipe().map_err(|e| e.to_string())?;
+            let mut over = Some(over);
+            let child = fork_child(|| {
+                over.take();
+                in_a_child_of_a_transaction(db, &mut tx, parent)?;
+                // From then on the parent's transaction is committed.
+                let _ = std::io::Read::read(&mut is_over, &mut [0]);
+                work(db, "child", 100, Some(b"after"))
+            })?;
+            std::thread::sleep(Duration::from_millis(300));
+            if tx.get(b"parent").map_err(text)?.as_deref() != Some(b"after") {
+                return Err("the parent's transaction has lost a change".into());
+            }
+            tx.commit().map_err(text)?;
+            drop(over);
+            reap(child)?;
+            demand(db, "child", 100)?;
+            work(db, "parent-after", 50, Some(b"after"))?;
+        }
         "child killed" => {
             for _ in 0..20 {
                 let child = fork_child(|| work(db, "victim", u64::MAX, None))?;
@@ -208,6 +232,38 @@ pub fn run(db: &Db, args: &Args) -> Result<String, String> {
         return Err(format!("{report:?}"));
     }
     Ok("played".into())
+}
+
+/// What a child can do with a transaction of its parent, with the inherited handle, and anew.
+fn in_a_child_of_a_transaction(
+    db: &Db,
+    tx: &mut ntdb::Transaction,
+    parent: u32,
+) -> Result<(), String> {
+    let is_refused = |result: ntdb::Result<()>| matches!(result, Err(Error::Forked { .. }));
+    if !is_refused(tx.put(b"parent", b"by the child"))
+        || !is_refused(tx.get(b"parent").map(drop))
+        || !is_refused(tx.savepoint().map(drop))
+        || !is_refused(tx.prepare())
+    {
+        return Err("an inherited transaction was of use".into());
+    }
+    let anew = Db::open(db.path().expect("a file")).map_err(|e| format!("open anew: {e}"))?;
+    for db in [db, &anew] {
+        let held = db.get(b"parent").map_err(|e| format!("get: {e}"))?;
+        if held.as_deref() != Some(b"before") {
+            return Err(format!("beside the parent's transaction {held:?} is seen"));
+        }
+        if db.try_begin().map_err(|e| format!("try_begin: {e}"))?.is_some() {
+            return Err("two transactions at a time".into());
+        }
+        let timed = db.with_lock_timeout(Some(Duration::from_millis(50)));
+        match timed.put(b"child", b"x") {
+            Err(Error::Locked { owner, .. }) if owner == parent => {}
+            other => return Err(format!("beside the parent's transaction: {other:?}")),
+        }
+    }
+    anew.close().map_err(|e| format!("close: {e}"))
 }
 
 /// Threads that write all the time while the process forks again and again.

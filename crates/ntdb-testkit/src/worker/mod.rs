@@ -12,6 +12,7 @@ pub mod mixed;
 pub mod scripted;
 pub mod simple;
 pub mod snapshots;
+pub mod transactions;
 pub mod waiting;
 
 use crate::args::Args;
@@ -55,6 +56,16 @@ pub fn run(args: &Args) -> Result<String, String> {
         "observe" => snapshots::observe(args),
         "grow" => simple::grow(args),
         "traverse" => simple::traverse(args),
+        "clerk" => transactions::clerk(args),
+        "auditor" => transactions::auditor(args),
+        "baton" => transactions::baton(args),
+        "historian" => transactions::historian(args),
+        "transact" => transactions::transact(args),
+        "single" => transactions::single(args),
+        "hold-transaction" => transactions::hold(args),
+        "commit-until-told" => transactions::commit_until_told(args),
+        "big-transaction" => transactions::big(args),
+        "prepared" => transactions::prepared(args),
         other => Err(format!("{other}: no such role")),
     }
 }

@@ -24,7 +24,7 @@ fn options(args: &Args) -> Options {
     options
 }
 
-fn open(args: &Args) -> Result<Db, String> {
+pub(crate) fn open(args: &Args) -> Result<Db, String> {
     options(args).open(&args.database).map_err(|e| format!("open: {e}"))
 }
 
@@ -235,7 +235,7 @@ pub fn puts(args: &Args) -> Result<String, String> {
     Ok(format!("stored {n}"))
 }
 
-/// Durable puts until the board says stop, or `n` of them; each acknowledged in mark `mark`.
+/// Durable puts, or small transactions, until the board says stop, or `n` of them; each acknowledged in mark `mark`.
 ///
 /// # Errors
 /// The promise that was broken.
@@ -248,7 +248,14 @@ pub fn durable(args: &Args) -> Result<String, String> {
     while done < n && !board.stopped() {
         let key = format!("durable-{me}-{}", done % 500).into_bytes();
         let stamp = Stamp { writer: me, counter: done + 1, previous: 0 };
-        db.put(&key, &value::encode(&key, stamp, 20)).map_err(|e| format!("put: {e}"))?;
+        let value = value::encode(&key, stamp, 20);
+        if args.get("transactions", false) {
+            let both = [key, format!("other-{me}").into_bytes()];
+            let stored = db.transaction(|tx| both.iter().try_for_each(|key| tx.put(key, &value)));
+            stored.map_err(|e: Error| format!("transaction: {e}"))?;
+        } else {
+            db.put(&key, &value).map_err(|e| format!("put: {e}"))?;
+        }
         done += 1;
         board.mark(mark).fetch_add(1, Ordering::SeqCst);
     }

@@ -212,13 +212,14 @@ pub fn reclaim(writer: &mut Writer) -> Result<u64> {
     {
         count += 1;
     }
+    let held_len = control.held.len.load(Relaxed);
+    if core.shm.grow(&control.held, (held_len + count) * ENTRY_BYTES).is_err() {
+        // No room for a longer list of what is held: then only what need not go there.
+        count = free_prefix(core, head, count)?;
+    }
     if count == 0 {
         return Ok(0);
     }
-    let held_len = control.held.len.load(Relaxed);
-    core.shm
-        .grow(&control.held, (held_len + count) * ENTRY_BYTES)
-        .map_err(|e| core.io("grow the shared state", e))?;
     let note = &control.note;
     for (operand, value) in note.operand.iter().zip([head, count, held_len, len]) {
         operand.store(value, Relaxed);
@@ -231,6 +232,17 @@ pub fn reclaim(writer: &mut Writer) -> Result<u64> {
     crash_point("retire.reclaim.done");
     compact_fresh(writer)?;
     Ok(control.writer.free_pages.load(Relaxed).saturating_sub(before))
+}
+
+/// How many of the `count` entries from `head` on are free before the first that is held.
+fn free_prefix(core: &Core, head: u64, count: u64) -> Result<u64> {
+    let holds = Holds::now(core)?;
+    for index in head..head + count {
+        if holds.any(&entry(core, &core.control().fresh, index)?) {
+            return Ok(index - head);
+        }
+    }
+    Ok(count)
 }
 
 fn entry_era(core: &Core, index: u64) -> Option<Era> {

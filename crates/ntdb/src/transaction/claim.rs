@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::limits::{KEY_STRIPES, MAX_PROCESSES};
 use crate::options::deadline_after;
 use crate::shm::lock::Acquired;
+use crate::space::retire;
 use crate::storage::failpoint::crash_point;
 use crate::storage::futex;
 use crate::types::SlotId;
@@ -32,6 +33,8 @@ const OWNER: u32 = 0xffff;
 const PATIENCE: Duration = Duration::from_millis(20);
 /// Most runs given up by one step.
 const RUNS_PER_PART: u64 = 256;
+/// Runs that others may give up while the claim is held.
+const RUNS_OF_OTHERS: u64 = 1024;
 
 /// The claim lock, held.
 #[derive(Debug)]
@@ -234,6 +237,27 @@ pub fn wait(core: &Core, owner: SlotId, since: Instant, deadline: Option<Instant
 pub fn has_pages(core: &Core) -> bool {
     let control = core.control();
     control.claim_made.len.load(Acquire) != 0 || control.log.claim_first.load(Acquire) != 0
+}
+
+/// Makes room in the lists of the shared state for `runs` more runs of the owner of the claim, also where they go to when they are
+/// given up: that must not fail, and there may be no room to be had by then.
+pub fn secure_lists(writer: &mut Writer, runs: u64) -> Result<()> {
+    let core = writer.core;
+    let control = core.control();
+    loop {
+        let made = control.claim_made.len.load(Relaxed) + runs;
+        let fresh = control.fresh.len.load(Relaxed) + made + RUNS_OF_OTHERS;
+        let grown = core
+            .shm
+            .grow(&control.claim_made, made * 8)
+            .and_then(|()| core.shm.grow(&control.fresh, fresh * retire::ENTRY_BYTES));
+        match grown {
+            Ok(()) => return Ok(()),
+            // No room for a longer list: what is in it may be free by now.
+            Err(_) if retire::reclaim(writer)? > 0 => {}
+            Err(error) => return Err(core.io("grow the shared state", error)),
+        }
+    }
 }
 
 /// Gives up the pages of a transaction or a large operation that did not finish, and the claim word. The caller holds the

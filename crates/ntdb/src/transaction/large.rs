@@ -19,7 +19,7 @@ use crate::space::allocate;
 use crate::storage::failpoint::crash_point;
 use crate::types::{Lsn, Run};
 
-use super::claim::{Claim, abandon};
+use super::claim::{Claim, abandon, secure_lists};
 use super::operation::{self, Appended, Condition, Layout};
 use super::record::LogRecord;
 use super::step::{Step, list_set};
@@ -170,7 +170,7 @@ fn take(core: &Core, pages: u32, deadline: Option<Instant>) -> Result<Extent> {
     let mut writer = Writer::lock(core, deadline)?;
     let made = &core.control().claim_made;
     let index = made.len.load(Relaxed);
-    core.shm.grow(made, (index + 1) * 8).map_err(|e| core.io("grow the shared state", e))?;
+    secure_lists(&mut writer, 1)?;
     let mut step = Step::begin(&mut writer);
     let first = step.take(pages)?;
     list_set(core, made, index, Run { first, len: pages })?;

@@ -22,6 +22,7 @@ use crate::space::allocate;
 use crate::storage::failpoint::crash_point;
 use crate::types::{Epoch, PageNo, Run};
 
+use super::claim;
 use super::step::{Step, list_set};
 use super::writer::Writer;
 
@@ -275,9 +276,7 @@ fn list_runs(
     let mut writer = Writer::lock(core, deadline)?;
     let made = &core.control().claim_made;
     let index = made.len.load(Relaxed);
-    core.shm
-        .grow(made, (index + runs as u64) * 8)
-        .map_err(|e| core.io("grow the shared state", e))?;
+    claim::secure_lists(&mut writer, runs as u64)?;
     let mut step = Step::begin(&mut writer);
     let mut firsts = Vec::with_capacity(runs as usize);
     for _ in 0..runs {
