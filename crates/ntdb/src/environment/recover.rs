@@ -196,6 +196,8 @@ pub fn initialise(core: &Core, meta: &Meta, index: u32, file_pages: u32) -> Resu
     for (table, bytes) in [
         (&control.used_bits, bits::table_bytes(file_pages)),
         (&control.page_states, file_pages as u64),
+        // So that a snapshot, and with it a check, can be had on a full disk.
+        (&control.snapshots, 1),
     ] {
         core.shm.grow(table, bytes).map_err(|e| core.io("set up the shared state", e))?;
     }
