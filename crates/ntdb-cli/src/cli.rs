@@ -181,6 +181,17 @@ Examples:
   ntdb check users.ntdb && echo sound
   ntdb check users.ntdb --json | jq -r '.problems[]'")]
     Check(InspectArgs),
+    /// Copy a database while it is in use into a new, compact one
+    #[command(after_help = "\
+The copy is what the database was at one moment. It is complete, on disk and verified before it
+appears under its name, whatever happens. DST must not exist, unless --force is given and nobody uses
+it. Ended by a signal, the command leaves nothing; killed, a file DST-partial-..., which the next
+backup to DST removes.
+
+Examples:
+  ntdb backup users.ntdb /backup/users.ntdb
+  ntdb backup users.ntdb /backup/users.ntdb --force --json | jq .records")]
+    Backup(BackupArgs),
     /// Make the file small while it is in use
     #[command(after_help = "\
 Pages that are nearly empty are joined, what lies at the end moves to the front, and the file is cut.
@@ -514,6 +525,26 @@ pub struct WatchArgs {
     /// End after so long
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub timeout: Option<Duration>,
+    /// How to open.
+    #[command(flatten)]
+    pub read: ReadOptions,
+}
+
+/// Arguments of `backup`.
+#[derive(Args, Debug)]
+pub struct BackupArgs {
+    /// The database
+    #[arg(value_name = "SRC")]
+    pub source: PathBuf,
+    /// The copy
+    #[arg(value_name = "DST")]
+    pub destination: PathBuf,
+    /// Replace a database that is at DST
+    #[arg(long)]
+    pub force: bool,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
     /// How to open.
     #[command(flatten)]
     pub read: ReadOptions,

@@ -60,6 +60,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Dump(args) => commands::dump::run(global, args),
         Command::Stat(args) => commands::stat::run(global, args),
         Command::Check(args) => commands::check::run(global, args),
+        Command::Backup(args) => commands::backup::run(global, args),
         Command::Compact(args) => commands::compact::run(global, args),
         Command::Recover(args) => commands::recover::run(global, args),
         Command::Torture(args) => commands::torture::run(global, args),

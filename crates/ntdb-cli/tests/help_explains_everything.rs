@@ -4,9 +4,9 @@ mod common;
 
 use common::Place;
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "create", "get", "put", "insert", "append", "delete", "exists", "list", "load", "dump", "stat",
-    "check", "recover", "torture", "watch",
+    "check", "backup", "recover", "torture", "watch",
 ];
 
 #[test]

@@ -2,6 +2,7 @@
 //! is `load` (what the user asked for), `load_input` (the text), `load_share` (the work itself, the
 //! same for one process and many), `load_processes` (the parent of many) and `load_worker` (a child).
 
+pub mod backup;
 pub mod check;
 pub mod compact;
 pub mod create;
