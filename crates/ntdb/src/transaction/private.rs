@@ -6,7 +6,7 @@
 //! shared state (*claim_made*), so that they are given back if the process dies.
 //!
 //! The tree below the private root is of the same kind as the shared one, and the same functions change it: see
-//! [`Writer`](super::writer::Writer) and [`Step`](super::step::Step), which do here at once what they otherwise note first.
+//! [`Writer`] and [`Step`], which do here at once what they otherwise note first.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
