@@ -805,6 +805,12 @@ fn a_database_in_use_is_read_by_the_document() {
     drop(later);
     assert!(db.delete(b"between").unwrap());
 
+    // For those who follow the changes.
+    let here = num(&shm, 12_096, 8);
+    assert!(here <= meta.replay_from, "the ring has what was logged since this opening");
+    assert_eq!((num(&shm, 4112, 4), num(&shm, 12_104, 8)), (0, 0), "nobody has slept");
+    assert_eq!(num(&shm, 12_116, 4), 0, "no log is kept");
+
     // A held key lock.
     let stripe = |key: &[u8]| 339_968 + 16 * (reader.hash(key) >> 23 & 4095) as usize;
     let guard = db.lock(b"locked").unwrap();
