@@ -36,18 +36,19 @@ pub struct Awaited<'a> {
     pub announced: &'a AtomicU64,
 }
 
-impl Awaited<'_> {
-    /// After a release of the writer lock, under which something may have changed.
-    #[inline(always)]
-    pub fn after_release(&self) {
-        fence_after_exchange();
-        if self.awaited.load(Relaxed) != 0 {
-            self.wake();
-        }
+/// After a release of the writer lock, under which something may have changed: if somebody sleeps, says *awaited*, calls `wake`, which
+/// calls [`Awaited::wake`].
+#[inline(always)]
+pub fn after_release(awaited: &AtomicU32, wake: impl FnOnce()) {
+    fence_after_exchange();
+    if awaited.load(Relaxed) != 0 {
+        wake();
     }
+}
 
-    #[cold]
-    fn wake(&self) {
+impl Awaited<'_> {
+    /// Wakes those who sleep if something has changed since that was done last.
+    pub fn wake(&self) {
         // Most holders of the lock change nothing, or nothing that a user can see.
         let applied = self.applied.load(Acquire);
         if self.announced.swap(applied, AcqRel) == applied {

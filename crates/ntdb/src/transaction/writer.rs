@@ -8,6 +8,8 @@ use crate::error::Result;
 use crate::index::locate::Root;
 use crate::index::lookup;
 use crate::page::head::PageHead;
+use crate::shm::awaited;
+use crate::shm::layout::Control;
 use crate::shm::lock::Acquired;
 use crate::shm::note::state;
 use crate::storage::failpoint::crash_point;
@@ -164,6 +166,12 @@ impl<'a> Writer<'a> {
     }
 }
 
+#[cold]
+#[inline(never)]
+fn wake_sleepers(control: &Control) {
+    control.awaited().wake();
+}
+
 impl Drop for Writer<'_> {
     #[inline]
     fn drop(&mut self) {
@@ -173,6 +181,6 @@ impl Drop for Writer<'_> {
         crash_point("writer.unlock");
         let control = self.core.control();
         control.writer_lock.release(self.core.slot());
-        control.awaited().after_release();
+        awaited::after_release(&control.readers.awaited, || wake_sleepers(control));
     }
 }

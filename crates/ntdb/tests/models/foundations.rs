@@ -7,7 +7,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::thread;
 
-use super::awaited::{Awaited, PATIENCE};
+use super::awaited::{Awaited, PATIENCE, after_release};
 use super::lock::{Acquired, RobustLock};
 use super::pin::{ClaimFor, PinSlot, PinTable};
 use super::types::{Era, SlotId};
@@ -90,7 +90,7 @@ fn changes_are_noticed(writers: u16, changes: u64) {
                     words.applied.store(applied + 1, Ordering::Release);
                 }
                 words.lock.release(SlotId(slot));
-                words.awaited().after_release();
+                after_release(&words.awaited, || words.awaited().wake());
             })
         })
         .collect();
