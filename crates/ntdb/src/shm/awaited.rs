@@ -48,6 +48,7 @@ pub fn after_release(awaited: &AtomicU32, wake: impl FnOnce()) {
 
 impl Awaited<'_> {
     /// Wakes those who sleep if something has changed since that was done last.
+    #[cold]
     pub fn wake(&self) {
         // Most holders of the lock change nothing, or nothing that a user can see.
         let applied = self.applied.load(Acquire);

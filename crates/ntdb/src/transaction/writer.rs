@@ -166,10 +166,10 @@ impl<'a> Writer<'a> {
     }
 }
 
-#[cold]
+/// Not inline: the lock is released in many places, which the compiler would find too large then to be inlined themselves.
 #[inline(never)]
-fn wake_sleepers(control: &Control) {
-    control.awaited().wake();
+fn look_for_sleepers(control: &Control) {
+    awaited::after_release(&control.readers.awaited, || control.awaited().wake());
 }
 
 impl Drop for Writer<'_> {
@@ -181,6 +181,6 @@ impl Drop for Writer<'_> {
         crash_point("writer.unlock");
         let control = self.core.control();
         control.writer_lock.release(self.core.slot());
-        awaited::after_release(&control.readers.awaited, || wake_sleepers(control));
+        look_for_sleepers(control);
     }
 }
