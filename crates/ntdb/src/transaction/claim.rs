@@ -31,6 +31,8 @@ const SLEEPERS: u32 = 1 << 30;
 const OWNER: u32 = 0xffff;
 /// A sleeper looks after the owner so often.
 const PATIENCE: Duration = Duration::from_millis(20);
+/// How long a claim is tried for before sleeping.
+const HURRY: Duration = Duration::from_micros(20);
 /// Most runs given up by one step.
 const RUNS_PER_PART: u64 = 256;
 /// Runs that others may give up while the claim is held.
@@ -47,7 +49,7 @@ impl<'e> Claim<'e> {
     pub fn lock(core: &'e Core, deadline: Option<Instant>) -> Result<Claim<'e>> {
         let begin = Instant::now();
         let lock = &core.control().claim_lock;
-        if !lock.try_acquire(core.slot()) {
+        if !acquire_soon(core) {
             match lock.acquire(core.slot(), deadline, &|slot| core.is_alive(slot)) {
                 Ok(Acquired::Clean) => {}
                 Ok(Acquired::OwnerDied(slot)) => core.suspect(slot),
@@ -131,6 +133,24 @@ fn withdraw(core: &Core, own: u32) {
     if word.fetch_update(AcqRel, Acquire, update).is_ok_and(|seen| seen & SLEEPERS != 0) {
         futex::wake(word, u32::MAX);
     }
+}
+
+/// Takes the claim lock if it comes free within the time that some small transactions take: who sleeps for it has to be woken, which takes as
+/// long as many of them, and then others wait behind.
+fn acquire_soon(core: &Core) -> bool {
+    let lock = &core.control().claim_lock;
+    if lock.try_acquire(core.slot()) {
+        return true;
+    }
+    let begin = Instant::now();
+    while begin.elapsed() < HURRY {
+        // Its owner may want this processor.
+        std::thread::yield_now();
+        if lock.try_acquire(core.slot()) {
+            return true;
+        }
+    }
+    false
 }
 
 impl Drop for Claim<'_> {
