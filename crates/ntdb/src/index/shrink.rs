@@ -42,7 +42,9 @@ const STEPS: u32 = 256;
 pub fn is_worth_a_look(bucket: &Bucket, len: usize) -> bool {
     let live = bucket.live_bytes();
     let level = (bucket.record_room() / 16).max(1);
-    live <= 7 * level && (live == 0 || live / level != (live + len) / level)
+    // To rebuild a chain is dear.
+    let most = if bucket.head().next().is_none() { 7 } else { 4 };
+    live <= most * level && (live == 0 || live / level != (live + len) / level)
 }
 
 /// Makes the tree smaller around `hash`, as far as it can be. Changes nothing a user can see.
