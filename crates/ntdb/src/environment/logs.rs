@@ -102,13 +102,20 @@ pub fn retire_logs(
 ) -> Result<()> {
     let mut ours = Vec::new();
     for path in &companions.logs {
-        if let Ok(log) = LogFile::open(path)
-            && log.header().uuid == *uuid
-        {
-            ours.push((path, log));
+        match LogFile::open(path) {
+            Ok(log) if log.header().uuid == *uuid => ours.push((path, log)),
+            Ok(_) | Err(OpenProblem::Header(_)) => {}
+            Err(OpenProblem::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(OpenProblem::Io(e)) => return Err(Error::from_io(path, "open the log", e)),
         }
-        remove_temporaries(path);
     }
+    // What stands in the way is found before anything is removed.
+    match keep::list(kept) {
+        // There is none to be found then.
+        Err(Error::Permission { .. }) if keep.bytes == 0 => {}
+        listed => drop(listed?),
+    }
+    companions.logs.iter().for_each(|path| remove_temporaries(path));
     let mut any_kept = false;
     for (path, log) in &ours {
         let is_worth_it = keep.bytes > 0
