@@ -32,7 +32,7 @@ const OWNER: u32 = 0xffff;
 /// A sleeper looks after the owner so often.
 const PATIENCE: Duration = Duration::from_millis(20);
 /// How long a claim is tried for before sleeping.
-const HURRY: Duration = Duration::from_micros(20);
+const HURRY: Duration = Duration::from_micros(60);
 /// Most runs given up by one step.
 const RUNS_PER_PART: u64 = 256;
 /// Runs that others may give up while the claim is held.
