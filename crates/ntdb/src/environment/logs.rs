@@ -19,7 +19,15 @@ use super::companions::{Companions, data_file};
 use super::recover::OldState;
 
 pub(super) fn open_log(path: &Path) -> Result<Option<LogFile>> {
-    match LogFile::open_readonly(path) {
+    if_there(path, LogFile::open_readonly(path))
+}
+
+/// The log that was opened; `None` if there is no file, or one that is no log.
+fn if_there(
+    path: &Path,
+    opened: std::result::Result<LogFile, OpenProblem>,
+) -> Result<Option<LogFile>> {
+    match opened {
         Ok(log) => Ok(Some(log)),
         Err(OpenProblem::Header(_)) => Ok(None),
         Err(OpenProblem::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -102,11 +110,10 @@ pub fn retire_logs(
 ) -> Result<()> {
     let mut ours = Vec::new();
     for path in &companions.logs {
-        match LogFile::open(path) {
-            Ok(log) if log.header().uuid == *uuid => ours.push((path, log)),
-            Ok(_) | Err(OpenProblem::Header(_)) => {}
-            Err(OpenProblem::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(OpenProblem::Io(e)) => return Err(Error::from_io(path, "open the log", e)),
+        if let Some(log) = if_there(path, LogFile::open(path))?
+            && log.header().uuid == *uuid
+        {
+            ours.push((path, log));
         }
     }
     // What stands in the way is found before anything is removed.
