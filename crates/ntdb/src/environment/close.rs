@@ -16,9 +16,10 @@ use crate::limits::{KEY_STRIPES, MAX_PROCESSES};
 use crate::space::snapshots;
 use crate::storage::failpoint::{Kind, crash_point};
 use crate::storage::file;
-use crate::storage::ofd::{ATTACH, LockKind, OfdFile, READER, slot_byte, slot_bytes};
+use crate::storage::ofd::{ATTACH, LockKind, OfdFile, slot_byte, slot_bytes};
 
 use super::companions::{AttachRecord, data_file};
+use super::first::has_private_readers;
 use super::{Environment, compact, create, logs};
 
 /// How long to wait for those who are attaching just now. Whoever gives up leaves the companions to the next user.
@@ -76,9 +77,7 @@ impl Environment {
             // What memory holds may not be on disk; recovery decides, with the companions in place.
             return crate::log::flush::check_poison(core);
         }
-        let readers = ofd
-            .is_locked_by_other(READER, LockKind::Exclusive)
-            .map_err(|e| core.io("look for readers", e))?;
+        let readers = has_private_readers(core, ofd)?;
         let keep_bytes = control.changes.keep_log_bytes();
         // Whoever died last, or closed beside readers, has not cut the file.
         let unchanged = control.writer.tail.load(Acquire)

@@ -21,11 +21,11 @@ use crate::options::deadline_after;
 use crate::page::meta::META_PAGES;
 use crate::space::{allocate, bits, retire};
 use crate::storage::failpoint::crash_point;
-use crate::storage::ofd::{LockKind, READER};
 use crate::transaction::writer::Writer;
 use crate::types::PageNo;
 
 use super::Environment;
+use super::first::has_private_readers;
 
 /// How often pages are moved at most: others take pages behind the limit meanwhile, and what had no room at first may have some
 /// where others have been.
@@ -49,14 +49,6 @@ impl Environment {
         if core.backing != Backing::Shared {
             return Ok(());
         }
-        let ofd = core.session().ofd.as_ref();
-        let is_read = || -> Result<bool> {
-            let locked = ofd.map(|ofd| ofd.is_locked_by_other(READER, LockKind::Exclusive));
-            locked
-                .transpose()
-                .map(|locked| locked.unwrap_or(false))
-                .map_err(|e| core.io("look for readers", e))
-        };
         self.checkpoint(limit)?;
         for round in 0..ROUNDS {
             progress(0.5 + 0.4 * round as f64 / ROUNDS as f64);
@@ -77,7 +69,9 @@ impl Environment {
         run::run(&self.context(), &guard, Purpose::Periodic, limit)?;
         crash_point("compact.checkpointed");
         // An older state's pages, which somebody reads without being attached, are left alone.
-        if !is_read()? {
+        let ofd = core.session().ofd.as_ref();
+        let readers = ofd.map(|ofd| has_private_readers(core, ofd)).transpose()?;
+        if readers != Some(true) {
             allocate::truncate(core, limit)?;
         }
         drop(guard);

@@ -11,7 +11,7 @@ use crate::page::header::Header;
 use crate::storage::failpoint::{Kind, crash_point};
 use crate::storage::file;
 use crate::storage::filesystem;
-use crate::storage::ofd::{LockKind, READER};
+use crate::storage::ofd::{LockKind, OfdFile, READER};
 
 use super::attach::{Attached, Opening};
 use super::companions::{AttachRecord, Companions};
@@ -100,14 +100,15 @@ impl Opening<'_> {
 
     /// While a private reader of an older state holds its byte, nothing that was in the file before is re-used.
     fn hold_for_readers(&self, core: &Core) -> Result<()> {
-        let readers = self
-            .ofd
-            .is_locked_by_other(READER, LockKind::Exclusive)
-            .map_err(|e| self.io("look for readers", e))?;
-        if readers {
+        if has_private_readers(core, &self.ofd)? {
             let pages = core.control().readers.file_pages.load(Relaxed);
             core.control().checkpoint.no_reuse_below.store(pages, Relaxed);
         }
         Ok(())
     }
+}
+
+/// Whether somebody reads an older state without being attached.
+pub(super) fn has_private_readers(core: &Core, ofd: &OfdFile) -> Result<bool> {
+    ofd.is_locked_by_other(READER, LockKind::Exclusive).map_err(|e| core.io("look for readers", e))
 }
