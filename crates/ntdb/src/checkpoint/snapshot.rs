@@ -1,7 +1,8 @@
 //! Opening a snapshot: a freeze, or a share in one, registered in the same hold of the writer lock.
 //!
-//! If nothing has changed since a state was frozen, and that is still held (by the snapshot registered last, or by the running or
-//! the durable checkpoint), the new snapshot shares its epoch and root; else a new epoch begins. An open transaction is not in it
+//! If nothing has changed since a state was frozen, neither a record nor where the tree has it, and that is still held (by the
+//! snapshot registered last, or by the running or the durable checkpoint), the new snapshot shares its epoch and root; else a new
+//! epoch begins. An open transaction is not in it
 //! and is not waited for.
 
 use std::sync::atomic::Ordering::*;
@@ -50,32 +51,36 @@ pub fn open(core: &Core, deadline: Option<Instant>) -> Result<Snap> {
 pub fn open_locked(writer: &mut Writer) -> Result<Snap> {
     let core = writer.core;
     let count = core.control().writer.count.load(Relaxed);
-    let shared = frozen_already(core)?;
     let root = lookup::current_root(core).to_word();
+    let shared = frozen_already(core, root)?;
     let registered = snapshots::register(writer, root, shared)?;
     Ok(Snap { registered, root: Root::from_word(registered.root), count })
 }
 
-/// Epoch and root of a state that is frozen, held, and the same as the present one.
-fn frozen_already(core: &Core) -> Result<Option<(Epoch, u64)>> {
+/// Epoch and root of a state that is frozen, held, and the same as the present one, whose root is `root`.
+///
+/// The log's end alone does not tell: steps that a user cannot see, such as joins and compaction, log nothing, and a snapshot of the
+/// tree before them would keep what they have replaced. They copy what is frozen from the root down, so they give another root.
+fn frozen_already(core: &Core, root: u64) -> Result<Option<(Epoch, u64)>> {
     let control = core.control();
     let tail = control.writer.tail.load(Relaxed);
+    let is_present = |lsn: u64, frozen: u64| lsn == tail && frozen == root;
     if let Some(last) = snapshots::last(core)?
-        && last.lsn.0 == tail
+        && is_present(last.lsn.0, last.root)
     {
-        return Ok(Some((last.epoch, last.root)));
+        return Ok(Some((last.epoch, root)));
     }
     if !matches!(core.backing, Backing::Shared | Backing::SharedReadOnly) {
         return Ok(None);
     }
     let words = &control.checkpoint;
-    if words.phase.load(Relaxed) != phase::IDLE && words.running_lsn.load(Relaxed) == tail {
-        let epoch = Epoch(words.running_epoch.load(Relaxed));
-        return Ok(Some((epoch, words.running_root.load(Relaxed))));
+    if words.phase.load(Relaxed) != phase::IDLE
+        && is_present(words.running_lsn.load(Relaxed), words.running_root.load(Relaxed))
+    {
+        return Ok(Some((Epoch(words.running_epoch.load(Relaxed)), root)));
     }
-    if words.durable_lsn.load(Relaxed) == tail {
-        let epoch = Epoch(words.durable_epoch.load(Relaxed));
-        return Ok(Some((epoch, words.durable_root.load(Relaxed))));
+    if is_present(words.durable_lsn.load(Relaxed), words.durable_root.load(Relaxed)) {
+        return Ok(Some((Epoch(words.durable_epoch.load(Relaxed)), root)));
     }
     Ok(None)
 }
