@@ -3,8 +3,9 @@
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use crate::lab::TempDir;
+use crate::lab::{PATIENCE, TempDir};
 
 /// A mounted tmpfs; unmounted on drop.
 #[derive(Debug)]
@@ -57,7 +58,18 @@ impl SmallDisk {
     /// # Panics
     /// If the system refuses.
     pub fn resize(&self, kib: u64) {
-        mount(&self.path, libc::MS_REMOUNT, &format!("size={kib}k")).expect("remount");
+        let begun = Instant::now();
+        loop {
+            match mount(&self.path, libc::MS_REMOUNT, &format!("size={kib}k")) {
+                Ok(()) => return,
+                // More is in use, of files that were removed too: a process that another test is about to start may still have
+                // them open.
+                Err(e) if e.raw_os_error() == Some(libc::EINVAL) && begun.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(e) => panic!("remount with {kib} KiB: {e}"),
+            }
+        }
     }
 
     /// Makes it read-only.

@@ -159,7 +159,8 @@ fn copy_whole(from: impl AsRef<Path>, to: PathBuf) -> io::Result<()> {
 fn note(dir: &Path, images: &Path, recorder: &mut Recorder, event: &Event<'_>) -> io::Result<()> {
     recorder.moment += 1;
     let moment = recorder.moment;
-    if event.kind == Kind::Shm {
+    // What is done elsewhere, to the original of a copy say, is on another disk.
+    if event.kind == Kind::Shm || !event.path.starts_with(dir) {
         return Ok(());
     }
     if event.kind == Kind::Dir {

@@ -399,7 +399,9 @@ fn are_all_reached() {
     let names = crash::names_in_source();
     assert!(!names.is_empty(), "the source names no crash point");
     let passed = passed.into_inner().expect("no panic while it was held");
-    let missed: Vec<_> = names.iter().filter(|name| !passed.contains_key(*name)).collect();
+    // Those of backups: `backups_are_whole`.
+    let names: Vec<_> = names.iter().filter(|name| !name.starts_with("backup.")).collect();
+    let missed: Vec<_> = names.iter().filter(|name| !passed.contains_key(**name)).collect();
     println!("{} crash points, each passed: {passed:?}", names.len());
     assert!(missed.is_empty(), "no workload passes {missed:?}");
 }

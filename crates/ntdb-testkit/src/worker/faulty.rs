@@ -79,17 +79,21 @@ pub fn run(args: &Args) -> Result<String, String> {
         failures += 1;
     }
     if args.text("hits").is_some() {
-        write_fault_hits(args).map_err(|e| format!("hits: {e}"))?;
+        write_hits(&args.path("hits")).map_err(|e| format!("hits: {e}"))?;
     }
     Ok(format!("failures {failures} followed to the end"))
 }
 
-fn write_fault_hits(args: &Args) -> std::io::Result<()> {
+/// Writes to `path` how often each call was made that a fault may be planned for.
+///
+/// # Errors
+/// What the system reports.
+pub fn write_hits(path: &std::path::Path) -> std::io::Result<()> {
     let mut text = String::new();
     for (name, calls) in ntdb::failpoint::fault_hits() {
         text.push_str(&format!("{name} {calls}\n"));
     }
-    std::fs::write(args.path("hits"), text)
+    std::fs::write(path, text)
 }
 
 /// Opens; a fault may fail that once or twice (the second call of a pair, say).

@@ -3,6 +3,7 @@
 //! A role ends with `Ok(report)` or with a description of the promise that it saw broken; the
 //! program prints it and exits with status 101, which no test overlooks.
 
+pub mod copies;
 pub mod crowd;
 pub mod damaged;
 pub mod faulty;
@@ -51,6 +52,8 @@ pub fn run(args: &Args) -> Result<String, String> {
         "flips" => damaged::flips(args),
         "hostile" => damaged::hostile(args),
         "forged" => forged::run(args),
+        "backup" => copies::backup(args),
+        "digest" => copies::digest(args),
         "hold-view" => simple::hold_view(args),
         "hold-snapshots" => snapshots::hold(args),
         "observe" => snapshots::observe(args),

@@ -5,6 +5,18 @@
 //! checked, and compared with the snapshot, every key and value. Only then does it get the destination's name, and the directory is
 //! synced. So whatever happens before, there is nothing at the destination, or what was there; a process that is killed leaves the
 //! private file, which the next backup to the same place removes.
+//!
+//! If a database is replaced, it is locked from the beginning to the end. What a crash has left beside it would be in the new one's
+//! way, and cannot go at the same instant as the old one; so the old one is recovered and put to rest first, and is a single file
+//! from then on. (Only one too damaged for that keeps its companions until the copy has its name.)
+//!
+//! | died after | crash point | left |
+//! | --- | --- | --- |
+//! | putting a database to rest that is to be replaced | `backup.rested` | that one, at rest |
+//! | removing what a killed backup had left; all of that | `backup.leftover`, `backup.begin` | nothing new |
+//! | creating the copy, locking it, filling it, closing it, comparing it, syncing it | `backup.created`, `backup.locked`, `backup.filled`, `backup.closed`, `backup.verified`, `backup.synced` | the copy under its private name |
+//! | renaming it | `backup.renamed` | the copy in its place; after a power cut perhaps what was there before |
+//! | syncing the directory | `backup.done` | the copy in its place |
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -21,7 +33,7 @@ use crate::limits::MAX_PROCESSES;
 use crate::log::record::Op;
 use crate::options::Options;
 use crate::salvage::{remove_new, source};
-use crate::storage::failpoint::Kind;
+use crate::storage::failpoint::{Kind, crash_point};
 use crate::storage::file::{self, File, FileId};
 use crate::storage::filesystem;
 use crate::storage::mapping::Access;
@@ -104,13 +116,14 @@ pub(crate) fn run(
         Some(_) if !options.overwrite => {
             return Err(Error::AlreadyExists { path: destination.to_path_buf() });
         }
-        Some(_) => Some(Replaced::lock(destination)?),
+        Some(_) => Some(Replaced::lock(db, destination)?),
         None => {
             demand_no_companions(&to)?;
             None
         }
     };
     remove_leftovers(&to);
+    crash_point("backup.begin");
     let number = filesystem::random_u64()
         .map_err(|e| Error::from_io(destination, "get a random number", e))?;
     let mut name = to.clone().into_os_string();
@@ -133,11 +146,18 @@ pub(crate) fn run(
     });
     match made {
         Ok(report) => {
-            if let Some(replaced) = replaced {
-                replaced.forget_companions();
+            crash_point("backup.renamed");
+            let failed = |e| Error::from_io(destination, "sync the directory", e);
+            // What lies beside the old one goes after that, lest a power cut bring the old one back without it; and if it fails,
+            // all the same, for it would be in the way of the new one, which has the name.
+            let synced = file::sync_dir(&to).map_err(failed);
+            if let Some(replaced) = replaced
+                && replaced.forget_companions()
+            {
+                file::sync_dir(&to).map_err(failed)?;
             }
-            file::sync_dir(&to)
-                .map_err(|e| Error::from_io(destination, "sync the directory", e))?;
+            synced?;
+            crash_point("backup.done");
             Ok(report)
         }
         Err(error) => {
@@ -153,7 +173,7 @@ fn demand_no_companions(to: &Path) -> Result<()> {
     let own = Companions::of(to, None);
     own.check_lengths(to)?;
     for path in own.logs.iter().chain([&own.shm]) {
-        if std::fs::symlink_metadata(path).is_ok() {
+        if is_there(path) {
             return Err(Error::AlreadyExists { path: path.clone() });
         }
     }
@@ -166,22 +186,31 @@ struct Replaced {
 }
 
 impl Replaced {
-    fn lock(path: &Path) -> Result<Replaced> {
+    fn lock(db: &Db, path: &Path) -> Result<Replaced> {
         // An empty file that was made for the backup.
         if std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0) {
             return Ok(Replaced { source: None });
         }
-        source::Source::open(path).map(|source| Replaced { source: Some(source) })
+        let mut source = source::Source::open(path)?;
+        let mut left = companions(&source).into_iter();
+        if left.any(|left| left.logs.iter().chain([&left.shm]).any(|path| is_there(path))) {
+            drop(source);
+            // If it is too damaged for that, it is replaced all the same.
+            let mut options = Options::new();
+            options.allow_unsuitable_file_system(true).lock_timeout(db.lock_timeout());
+            let _ = options.open(path).and_then(|old| old.close());
+            crash_point("backup.rested");
+            source = source::Source::open(path)?;
+        }
+        Ok(Replaced { source: Some(source) })
     }
 
-    /// Removes what a crash has left beside the database that is no more.
-    fn forget_companions(self) {
-        let Some(source) = self.source else { return };
-        let Some(header) = &source.header else { return };
-        let record = AttachRecord::read(&source.file).ok().flatten();
-        let recorded = record.filter(|record| record.file == source.id);
-        let recorded = recorded.map(|record| record.companions());
-        for left in [Some(Companions::of(&source.resolved, None)), recorded].into_iter().flatten() {
+    /// Removes what still lies beside the database that is no more: log that it kept, and what recovery could not do without. Says
+    /// whether there may have been any.
+    fn forget_companions(self) -> bool {
+        let Some(source) = self.source else { return false };
+        let Some(header) = &source.header else { return false };
+        for left in companions(&source) {
             // Only its own; whatever else is there, the next user is told of.
             let _ = logs::remove_logs(&left, &header.uuid);
             if open_shm(&left.shm, Access::ReadOnly)
@@ -190,7 +219,20 @@ impl Replaced {
                 let _ = file::unlink(&left.shm, Kind::Shm);
             }
         }
+        true
     }
+}
+
+/// Where companions of a database that nobody uses may lie.
+fn companions(source: &source::Source) -> Vec<Companions> {
+    let record = AttachRecord::read(&source.file).ok().flatten();
+    let recorded = record.filter(|record| record.file == source.id);
+    let own = Companions::of(&source.resolved, None);
+    [own].into_iter().chain(recorded.map(|record| record.companions())).collect()
+}
+
+fn is_there(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok()
 }
 
 /// Removes what backups to the same place that were killed have left under private names.
@@ -211,6 +253,7 @@ fn remove_leftovers(to: &Path) {
         let path = folder.join(stem);
         if is_unused(&path) {
             remove_new(&path);
+            crash_point("backup.leftover");
         }
     }
 }
@@ -248,13 +291,18 @@ impl Copy<'_> {
             // Until it is complete, nobody else is to read it.
             .mode(0o600);
         let copy = options.open(self.partial)?;
+        crash_point("backup.created");
         // Also between the two openings.
         let failed = |e| Error::from_io(self.partial, "lock the backup", e);
         let lock = OfdFile::open(self.partial, true).map_err(failed)?;
         lock.try_lock(BACKUP, LockKind::Shared).map_err(failed)?;
+        crash_point("backup.locked");
         self.fill(&copy)?;
+        crash_point("backup.filled");
         copy.close()?;
+        crash_point("backup.closed");
         self.verify()?;
+        crash_point("backup.verified");
         let failed = |e| Error::from_io(self.partial, "give the backup its mode", e);
         let file = File::open(self.partial, Kind::Data).map_err(failed)?;
         if let Some(model) = &source.data {
@@ -262,6 +310,7 @@ impl Copy<'_> {
         }
         let synced = file.sync_all();
         synced.map_err(|e| Error::from_io(self.partial, "sync the backup", e))?;
+        crash_point("backup.synced");
         Ok(BackupReport {
             records: self.snapshot.len(),
             file_bytes: file.len().map_err(failed)?,

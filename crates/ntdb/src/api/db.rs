@@ -174,6 +174,11 @@ impl Db {
         Db { lock_timeout: limit, ..self.clone() }
     }
 
+    /// How long this handle waits for a lock at most.
+    pub(super) fn lock_timeout(&self) -> Option<Duration> {
+        self.lock_timeout
+    }
+
     /// The path that the database was first opened by in this process; `None` in memory.
     pub fn path(&self) -> Option<&Path> {
         self.environment.opened_as.as_deref()
@@ -821,7 +826,9 @@ impl Db {
     /// It is made under another name beside `destination`, synced, checked, compared with the original value by value, and renamed:
     /// so there is a whole copy or nothing (or, with [`BackupOptions::overwrite`], what was there before), whatever happens
     /// meanwhile. If the process is killed, a file with the name of the destination, `-partial-` and 16 digits is left; the next
-    /// backup to the same place removes it.
+    /// backup to the same place removes it. What a crash has left beside a database that is to be overwritten is recovered first.
+    ///
+    /// One error comes when the copy is already in its place, whole: [`Error::Io`] that the directory cannot be synced.
     ///
     /// # Errors
     /// [`Error::AlreadyExists`] if there is something at `destination`; [`Error::InUse`] if it is to be overwritten and somebody

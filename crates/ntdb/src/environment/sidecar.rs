@@ -26,7 +26,7 @@ pub(super) const SHM_RESERVE_BYTES: u64 = 8 << 30;
 pub(super) const SHM_MIN_BYTES: u64 = layout::GROWN as u64 + (16 << 20);
 
 /// Suffix of a shared-memory file that is being made.
-const TEMPORARY: &str = ".new";
+pub const TEMPORARY: &str = ".new";
 
 /// What the last users left.
 pub(super) struct Left {

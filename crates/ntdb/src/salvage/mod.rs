@@ -230,7 +230,12 @@ pub(crate) fn remove_new(path: &Path) {
     let Ok(resolved) = resolve(path) else { return };
     let companions = crate::environment::companions::Companions::of(&resolved, None);
     let _ = file::unlink(&resolved, Kind::Data);
-    let _ = file::unlink(&companions.shm, Kind::Shm);
+    // Also the one that its first user had not finished.
+    let mut unfinished = companions.shm.clone().into_os_string();
+    unfinished.push(crate::environment::sidecar::TEMPORARY);
+    for shm in [&companions.shm, Path::new(&unfinished)] {
+        let _ = file::unlink(shm, Kind::Shm);
+    }
     for log in &companions.logs {
         let _ = file::unlink(log, Kind::Log);
     }
