@@ -12,8 +12,8 @@ cd "$(dirname "$0")"
 rounds=${1:-20000}
 [ $# -gt 0 ] && shift
 if [ $# -eq 0 ]; then
-    set -- header_meta log_record log_scan log_stream bucket_page record shm_header attach_record cursor text database \
-        salvage
+    set -- header_meta log_record log_scan log_stream bucket_page record shm_header attach_record cursor text changes \
+        database salvage
 fi
 seed=${NTDB_FUZZ_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
 echo "seed $seed; repeat with NTDB_FUZZ_SEED=$seed"
@@ -49,7 +49,7 @@ failed=""
 for target in "$@"; do
     # A database takes a hundred times as long as a parser.
     case $target in
-        database | salvage) runs=$((rounds / 10)) ;;
+        changes | database | salvage) runs=$((rounds / 10)) ;;
         *) runs=$rounds ;;
     esac
     echo "== $target, $runs rounds"

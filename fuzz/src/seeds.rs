@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use ntdb_testkit::hostile::kept::Kept;
 use ntdb_testkit::hostile::{edit, scene};
 use ntdb_testkit::rng::Rng;
 
@@ -71,6 +72,9 @@ fn main() {
     ];
     for (number, bytes) in texts.iter().enumerate() {
         write("text", number, &[bytes]);
+    }
+    for number in 0..64 {
+        write("changes", number, &[&Kept::random(&mut Rng::new(number as u64))]);
     }
     // An attack of every kind on every scene.
     let mut rng = Rng::new(1);

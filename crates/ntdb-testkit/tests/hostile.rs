@@ -4,7 +4,7 @@
 //! `NTDB_TEST_SEED=seed NTDB_TEST_ROUNDS=1`.
 //!
 //! The first three tests forge pages of databases at rest. [`files_of_every_kind`] forges everything that is read, logs and
-//! shared memory of crashes included, each attack in a process of its own; the fuzz targets in `fuzz/` use the same
+//! shared memory of crashes included, each attack in a process of its own, and [`kept_logs`] what followers read; the fuzz targets in `fuzz/` use the same
 //! attacks.
 
 use std::sync::atomic::Ordering;
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use ntdb::Options;
 use ntdb_testkit::board::Board;
+use ntdb_testkit::hostile::kept::Kept;
 use ntdb_testkit::lab::{self, Lab};
 use ntdb_testkit::rng::Rng;
 use ntdb_testkit::worker::damaged::DAMAGE;
@@ -94,4 +95,21 @@ fn files_of_every_kind() {
             assert!(ended.stdout.contains(answer), "no attack was answered with {answer}");
         }
     }
+}
+
+#[test]
+fn kept_logs() {
+    let seed = lab::seed();
+    let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
+    let kept = Kept::new(lab.dir());
+    let (mut whole, mut errors) = (0u64, 0u64);
+    let mut rng = Rng::new(seed);
+    for _ in 0..lab::number("NTDB_TEST_ROUNDS", 1_000).div_ceil(4) {
+        match kept.attack(&Kept::random(&mut rng)) {
+            Ok(()) => whole += 1,
+            Err(_) => errors += 1,
+        }
+    }
+    println!("{whole} times read to the end, {errors} errors");
+    assert!(whole + errors < 100 || whole > 20 && errors > 20, "{whole} {errors}");
 }

@@ -28,17 +28,17 @@ pub fn random(rng: &mut Rng, scenes: usize) -> Vec<u8> {
 
 /// One edit.
 #[derive(Clone, Copy, Debug)]
-struct Edit {
-    kind: u8,
+pub(super) struct Edit {
+    pub kind: u8,
     width: usize,
-    which: usize,
-    offset: usize,
+    pub which: usize,
+    pub offset: usize,
     how: u8,
-    number: u64,
+    pub number: u64,
 }
 
 impl Edit {
-    fn from_bytes(bytes: &[u8]) -> Edit {
+    pub fn from_bytes(bytes: &[u8]) -> Edit {
         let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]) as usize;
         Edit {
             kind: bytes[0],
@@ -66,7 +66,7 @@ impl Edit {
     }
 
     /// Puts the number at `at`, as far as it lies in `bytes`.
-    fn put(&self, bytes: &mut [u8], at: usize, extent: u64) {
+    pub fn put(&self, bytes: &mut [u8], at: usize, extent: u64) {
         let width = self.width.min(bytes.len().saturating_sub(at));
         let Some(place) = bytes.get_mut(at..at + width) else { return };
         let mut old = [0; 8];

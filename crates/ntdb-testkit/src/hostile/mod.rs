@@ -10,4 +10,5 @@
 
 pub mod attack;
 pub mod edit;
+pub mod kept;
 pub mod scene;
