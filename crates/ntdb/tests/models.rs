@@ -320,6 +320,18 @@ fn protocols() -> Vec<Model> {
             retire::moves_survive_deaths(Wrong::Relative)
         ),
         model!(
+            "retire_releases",
+            Holds,
+            2,
+            retire::moves_survive_deaths_beside_a_release(Wrong::Nothing)
+        ),
+        model!(
+            "retire_releases_relative",
+            Fails("listed twice"),
+            2,
+            retire::moves_survive_deaths_beside_a_release(Wrong::Relative)
+        ),
+        model!(
             "retire_cuts_early",
             Fails("is leaked"),
             2,

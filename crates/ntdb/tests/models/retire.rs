@@ -94,6 +94,8 @@ struct Shared {
     running_root: AtomicU64,
     durable_epoch: AtomicU64,
     durable_root: AtomicU64,
+    /// Epoch of the one snapshot; 0 if there is none. Its holder clears it without the writer lock.
+    snapshot: AtomicU64,
     fresh: List,
     held: List,
     /// What an unfinished filtering has read and kept of the held list.
@@ -122,6 +124,7 @@ impl Shared {
             running_root: zero(),
             durable_epoch: AtomicU64::new(1),
             durable_root: zero(),
+            snapshot: zero(),
             fresh: List::default(),
             held: List::default(),
             held_gap: zero(),
@@ -177,7 +180,11 @@ impl Shared {
         let runs = self.running.load(Relaxed) == 1 && self.wrong != Wrong::ForgetsRunning;
         let running = runs.then(|| self.running_epoch.load(Relaxed));
         let replaced = replaced - u64::from(self.wrong == Wrong::HoldsTooShort);
-        [durable, running].iter().flatten().any(|&hold| made <= hold && hold < replaced)
+        let snapshot = match self.snapshot.load(Acquire) {
+            0 => None,
+            epoch => Some(epoch),
+        };
+        [durable, running, snapshot].iter().flatten().any(|&hold| made <= hold && hold < replaced)
     }
 
     fn free(&self, page: u64) {
@@ -486,6 +493,38 @@ pub fn moves_survive_deaths(setting: &Setting, wrong: Wrong) -> usize {
             moves(&Life::long()).unwrap();
             shared.verify();
             assert_eq!(shared.held_pages(), [1], "held: the durable checkpoint's page alone");
+            assert!(shared.change(500) && shared.change(600));
+            shared.verify();
+        })
+    })
+}
+
+/// The same, with a snapshot in place of the running checkpoint, which is released at any moment meanwhile.
+pub fn moves_survive_deaths_beside_a_release(setting: &Setting, wrong: Wrong) -> usize {
+    for_all_deaths(|first, second, first_survived, second_survived| {
+        let (first_survived, second_survived) = (first_survived.clone(), second_survived.clone());
+        explore(setting, move || {
+            let shared = Arc::new(Shared::new(wrong));
+            let moves = |life: &Life| {
+                shared.reclaim(life)?;
+                shared.filter_held(life)
+            };
+            // Replaced: 0, which the durable checkpoint has; 1, which the snapshot has; 2, which none has.
+            assert!(shared.change(200));
+            shared.snapshot.store(shared.epoch.fetch_add(1, Relaxed), Release);
+            assert!(shared.change(300) && shared.change(400));
+            let holder = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || shared.snapshot.store(0, Release))
+            };
+            first_survived.note(&moves(&Life::of(first)));
+            second_survived.note(&shared.repair(&Life::of(second)));
+            shared.repair(&Life::long()).unwrap();
+            shared.verify();
+            holder.join().unwrap();
+            moves(&Life::long()).unwrap();
+            shared.verify();
+            assert_eq!(shared.held_pages(), [0], "held: the durable checkpoint's page alone");
             assert!(shared.change(500) && shared.change(600));
             shared.verify();
         })
