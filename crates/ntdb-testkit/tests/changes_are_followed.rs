@@ -260,3 +260,28 @@ fn a_change_whose_maker_dies_is_noticed() {
         process.succeed(lab::PATIENCE);
     }
 }
+
+/// A waiter that is stopped, asleep or about to, holds no writer up, and has missed nothing when it goes on.
+#[test]
+fn a_waiter_that_is_stopped_holds_nobody_up_and_misses_nothing() {
+    let lab = lab();
+    let board = Board::create(&lab.board(), 1, 1).expect("board");
+    let db = Db::create(lab.database()).expect("create");
+    // Who is held up is told so by an error.
+    let db = db.with_lock_timeout(Some(Duration::from_secs(10)));
+    for round in 0..10u32 {
+        let process = waiter(&lab, &board, &[("key", "key")]);
+        process.signal(libc::SIGSTOP);
+        db.put(b"key", &round.to_le_bytes()).expect("put");
+        for n in 0..5_000u32 {
+            db.put(&n.to_le_bytes(), &round.to_le_bytes()).expect("put beside the stopped");
+        }
+        db.transaction(|tx| tx.put(b"other", b"value")).expect("transaction beside the stopped");
+        db.checkpoint().expect("checkpoint beside the stopped");
+        assert_eq!(board.mark(NOTICED).load(Ordering::SeqCst), 0, "it is not stopped");
+        process.signal(libc::SIGCONT);
+        noticed(&board, 1);
+        process.succeed(lab::PATIENCE);
+    }
+    lab::demand_clean(&db, "after the stops");
+}

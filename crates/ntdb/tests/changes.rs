@@ -628,3 +628,35 @@ fn many_checkpoints_with_little_between() {
         }
     }
 }
+
+/// There is no log to look into: one can wait for anything, not for a key.
+#[test]
+fn waiting_in_memory() {
+    let db = Options::new().open_in_memory().unwrap();
+    let for_key = db.wait_for_change(Some(b"key"), Some(Duration::ZERO));
+    assert!(matches!(for_key, Err(Error::NoChanges { .. })), "{for_key:?}");
+    assert!(!db.wait_for_change(None, Some(Duration::ZERO)).unwrap());
+    let rounds = 200u32;
+    std::thread::scope(|scope| {
+        let (waiting, is_waiting) = std::sync::mpsc::channel();
+        let waiter = scope.spawn({
+            let db = &db;
+            move || {
+                for _ in 0..rounds {
+                    let seen = db.change_counter().unwrap();
+                    waiting.send(()).unwrap();
+                    let now = db.wait_for_change_since(None, seen, None).unwrap();
+                    assert!(now.is_some_and(|now| now > seen));
+                }
+            }
+        });
+        for n in 0..rounds {
+            is_waiting.recv().unwrap();
+            if n % 2 == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            db.put(b"key", &n.to_le_bytes()).unwrap();
+        }
+        waiter.join().unwrap();
+    });
+}
