@@ -285,3 +285,42 @@ fn a_waiter_that_is_stopped_holds_nobody_up_and_misses_nothing() {
     }
     lab::demand_clean(&db, "after the stops");
 }
+
+/// One follower is stopped for a while, another is killed, while writers go on: they are not held up, and the first one gets
+/// everything, of each writer in the order in which it was written.
+#[test]
+fn followers_that_are_stopped_and_killed() {
+    let lab = lab();
+    let board = Board::create(&lab.board(), 1, 1).expect("board");
+    let mut options = Options::new();
+    let options = options.create(true).checkpoint_log_bytes(256 << 10).keep_log(1 << 40);
+    let db = options.open(lab.database()).expect("create");
+    let db = db.with_lock_timeout(Some(Duration::from_secs(10)));
+    let (writers, until) = (4u64, 200_000u64);
+    let follower = || {
+        let worker = lab.worker("follow-writers").path("board", &lab.board());
+        worker.arg("n", writers).arg("until", until).spawn()
+    };
+    let (stopped, mut killed) = (follower(), follower());
+    let write = |writer: u64, range: std::ops::RangeInclusive<u64>| {
+        for n in range {
+            db.put(&writer.to_le_bytes(), &n.to_le_bytes()).expect("put");
+        }
+    };
+    let write = &write;
+    std::thread::scope(|scope| {
+        let first: Vec<_> =
+            (0..writers).map(|w| scope.spawn(move || write(w, 0..=until / 2))).collect();
+        noticed(&board, 100);
+        stopped.signal(libc::SIGSTOP);
+        killed.kill();
+        first.into_iter().for_each(|thread| thread.join().expect("a writer without a panic"));
+        let second: Vec<_> =
+            (0..writers).map(|w| scope.spawn(move || write(w, until / 2 + 1..=until))).collect();
+        second.into_iter().for_each(|thread| thread.join().expect("a writer without a panic"));
+        stopped.signal(libc::SIGCONT);
+    });
+    let said = stopped.succeed(lab::PATIENCE);
+    assert_eq!(said.trim(), format!("{} changes", writers * (until + 1)));
+    lab::demand_clean(&db, "after the followers");
+}

@@ -45,6 +45,7 @@ pub fn run(args: &Args) -> Result<String, String> {
         "exercise" => simple::exercise(args),
         "reader" => simple::reader(args),
         "await-changes" => waiting::await_changes(args),
+        "follow-writers" => waiting::follow_writers(args),
         "script" => scripted::run(args),
         "script-resume" => scripted::resume(args),
         "script-verify" => scripted::verify(args),

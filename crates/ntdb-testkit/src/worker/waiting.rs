@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ntdb::Db;
+use ntdb::{Db, Operation};
 
 use crate::args::Args;
 use crate::board::Board;
@@ -35,4 +35,36 @@ pub fn await_changes(args: &Args) -> Result<String, String> {
     }
     db.close().map_err(fail)?;
     Ok(format!("{n} changes"))
+}
+
+/// Follows the changes from the first on until each of `n` writers has written `until`: writer number w stores 0, 1, 2 and so on
+/// under the key w. Demands each of them, in order.
+///
+/// # Errors
+/// What is missing or out of order, or what the database reports.
+pub fn follow_writers(args: &Args) -> Result<String, String> {
+    let board = Board::open(&args.path("board")).map_err(|e| format!("board: {e}"))?;
+    let db = Db::open(&args.database).map_err(|e| format!("open: {e}"))?;
+    let (n, until): (u64, u64) = (args.get("n", 1), args.get("until", 1));
+    let mut expected = vec![0; n as usize];
+    let mut changes = db.changes(0).map_err(|e| format!("changes: {e}"))?;
+    let mut count = 0;
+    while expected.iter().any(|next| *next <= until) {
+        let change = changes.wait_next(None).map_err(|e| format!("next: {e}"))?;
+        for operation in change.ok_or("the wait has ended")?.operations {
+            let Operation::Put { key, value } = operation else { return Err("no put".into()) };
+            let number = |bytes: Vec<u8>| bytes.try_into().map(u64::from_le_bytes);
+            let (Ok(writer), Ok(found)) = (number(key), number(value)) else {
+                return Err("not what a writer stores".into());
+            };
+            let next = expected.get_mut(writer as usize).ok_or("no such writer")?;
+            if found != *next {
+                return Err(format!("writer {writer}: {found} follows, not {next}"));
+            }
+            *next += 1;
+            count += 1;
+            board.mark(NOTICED).store(count, Ordering::SeqCst);
+        }
+    }
+    Ok(format!("{count} changes"))
 }
