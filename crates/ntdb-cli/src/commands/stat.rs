@@ -27,6 +27,8 @@ struct Facts<'a> {
     reserve_percent: u8,
     processes: &'a [u32],
     oldest_reader: Option<u32>,
+    keep_log_bytes: u64,
+    kept_log_bytes: u64,
     snapshots: u64,
     snapshot_bytes: u64,
     oldest_snapshot: Option<OldestSnapshot>,
@@ -72,6 +74,8 @@ fn facts(stat: &Stat) -> Facts<'_> {
         reserve_percent: stat.reserve_percent,
         processes: &stat.processes,
         oldest_reader: stat.oldest_reader,
+        keep_log_bytes: stat.keep_log_bytes,
+        kept_log_bytes: stat.kept_log_bytes,
         snapshots: stat.snapshots,
         snapshot_bytes: stat.snapshot_bytes,
         oldest_snapshot: stat.oldest_snapshot.map(|oldest| OldestSnapshot {
@@ -120,6 +124,13 @@ fn table(file: &Path, facts: &Facts) -> Vec<(&'static str, String)> {
             },
         ),
         ("held by snapshots", bytes(facts.snapshot_bytes)),
+        (
+            "log kept",
+            match facts.keep_log_bytes {
+                0 => "none".into(),
+                asked => format!("{} (asked for: {})", bytes(facts.kept_log_bytes), bytes(asked)),
+            },
+        ),
     ]
 }
 

@@ -8,6 +8,7 @@ use crate::environment::Environment;
 use crate::error::Result;
 use crate::index::lookup;
 use crate::limits::MAX_PROCESSES;
+use crate::log::keep;
 use crate::space::retire::Holds;
 use crate::space::{bits, retire, snapshots};
 use crate::transaction::writer::Writer;
@@ -53,6 +54,10 @@ pub struct Stat {
     pub retired_bytes: u64,
     /// Bytes of redo log since the last checkpoint.
     pub log_bytes: u64,
+    /// Bytes of past log that are to be kept for those who follow the changes ([`Options::keep_log`](crate::Options::keep_log)).
+    pub keep_log_bytes: u64,
+    /// Bytes of the files in which past log is kept.
+    pub kept_log_bytes: u64,
     /// The change counter (log sequence number).
     pub change_counter: u64,
     /// Depth of the hash: its root array has 2^depth entries.
@@ -132,6 +137,13 @@ pub fn stat(environment: &Environment, deadline: Option<std::time::Instant>) -> 
     stat.log_bytes =
         stat.change_counter.saturating_sub(control.checkpoint.durable_lsn.load(Relaxed));
     drop(writer);
+    stat.keep_log_bytes = control.changes.keep_log_bytes();
+    if stat.keep_log_bytes > 0 {
+        let files = keep::list(&environment.logs.kept)?;
+        // One may be removed meanwhile.
+        let bytes = files.iter().filter_map(|(_, path)| std::fs::metadata(path).ok());
+        stat.kept_log_bytes = bytes.map(|found| found.len()).sum();
+    }
     stat.oldest_snapshot = snapshots::oldest(&snapshots).map(|oldest| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now_ms = now.map_or(0, |time| time.as_millis() as u64);
