@@ -295,3 +295,114 @@ fn in_memory_too() {
     assert_eq!(db.len().unwrap(), 10_000);
     assert!(db.check().unwrap().is_clean());
 }
+
+/// In a transaction a page need not hold a record's old and new version beside each other, so pages whose records grow are split only
+/// when they are full.
+#[test]
+fn records_that_grow_fill_their_pages() {
+    const USERS: u32 = 10_000;
+    let (_dir, db) = new_db();
+    let key = |user: u32| format!("{user:048}").into_bytes();
+    let mut model = Model::new();
+    db.transaction(|tx| {
+        for user in 0..USERS {
+            tx.insert(&key(user), &[b'.'; 64])?;
+            model.insert(key(user), vec![b'.'; 64]);
+        }
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    for round in 0..10u8 {
+        let mut tx = db.begin().unwrap();
+        for user in 0..USERS {
+            if user % 2_500 == 0 {
+                // What is undone must not have changed a page in place that was there before.
+                let savepoint = tx.savepoint().unwrap();
+                for user in 0..USERS / 20 {
+                    tx.append(&key(user), &[b'x'; 40]).unwrap();
+                    tx.put(&key(user + 1), &[b'y'; 400]).unwrap();
+                }
+                assert!(tx.rollback_to(savepoint).unwrap());
+                assert!(tx.release(savepoint).unwrap());
+            }
+            let value = model.get_mut(&key(user)).unwrap();
+            value.extend_from_slice(&[round; 32]);
+            if user % 3 == 0 {
+                assert!(tx.replace(&key(user), value).unwrap());
+            } else {
+                assert_eq!(tx.append(&key(user), &[round; 32]).unwrap(), value.len() as u64);
+            }
+        }
+        if round == 4 {
+            assert_eq!(contents_of(&tx), model);
+        }
+        tx.commit_relaxed().unwrap();
+    }
+    assert_eq!(contents(&db), model);
+    let report = db.check().unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    // Nine records fit in a page, seven if one of them must be there twice, and pages are some 70 % full.
+    let each = USERS as f64 / report.pages as f64;
+    assert!(each > 5.6, "{each} records in a page");
+}
+
+/// A value that grows piece by piece in a transaction grows where it is, beside other records that take pages meanwhile; what is
+/// rolled back or aborted leaves nothing.
+#[test]
+fn long_values_grow_where_they_are() {
+    const PIECES: usize = 20_000;
+    let (_dir, db) = new_db();
+    let mut model = Model::new();
+    let piece = |n: usize| [n as u8; 400];
+    for round in 0..3u8 {
+        let mut tx = db.begin().unwrap();
+        for n in 0..PIECES {
+            let value = model.entry(vec![round]).or_default();
+            value.extend_from_slice(&piece(n));
+            assert_eq!(tx.append(&[round], &piece(n)).unwrap(), value.len() as u64);
+            if n % 8 == 0 {
+                tx.put(&(n as u32).to_be_bytes(), &[round; 300]).unwrap();
+                model.insert((n as u32).to_be_bytes().to_vec(), vec![round; 300]);
+            }
+            if n == PIECES / 4 {
+                let savepoint = tx.savepoint().unwrap();
+                for n in 0..PIECES / 4 {
+                    tx.append(&[round], &piece(n + 1)).unwrap();
+                    tx.append(b"gone", &piece(n)).unwrap();
+                }
+                assert!(tx.rollback_to(savepoint).unwrap());
+                assert!(tx.release(savepoint).unwrap());
+            }
+        }
+        assert_eq!(contents_of(&tx), model);
+        tx.commit().unwrap();
+        assert_eq!(contents(&db), model);
+        assert!(db.check().unwrap().is_clean());
+        db.checkpoint().unwrap();
+        let mut aborted = db.begin().unwrap();
+        for n in 0..PIECES / 10 {
+            aborted.append(&[round], &piece(n)).unwrap();
+            aborted.append(b"gone", &piece(n)).unwrap();
+        }
+        drop(aborted);
+        assert!(db.check().unwrap().is_clean());
+    }
+}
+
+/// What a value leaves on its way to its length is not taken from the file anew each time.
+#[test]
+fn a_value_that_grows_in_a_transaction_takes_what_it_needs() {
+    const PIECES: usize = 40_000;
+    let (_dir, db) = new_db();
+    let mut tx = db.begin().unwrap();
+    for n in 0..PIECES {
+        tx.append(b"grows", &[n as u8; 400]).unwrap();
+        if n % 40 == 0 {
+            tx.put(&(n as u32).to_be_bytes(), &[1; 400]).unwrap();
+        }
+    }
+    tx.commit().unwrap();
+    assert!(db.check().unwrap().is_clean());
+    let (file, data) = (db.stat().unwrap().file_bytes as usize, PIECES * 410);
+    assert!(file < data * 3 / 2, "{file} bytes for {data}");
+}

@@ -505,6 +505,53 @@ impl<'a> Bucket<'a> {
         Ok(())
     }
 
+    /// Puts `bytes` in place of the record in `slot`, which is live, and leaves out what is dead; every record keeps its slot.
+    /// `false`, and nothing has changed, if they don't fit. `room` is for scratch.
+    ///
+    /// # Safety
+    /// Nobody else reads or changes the page meanwhile.
+    pub unsafe fn replace_compacting(
+        &self,
+        slot: usize,
+        bytes: &[u8],
+        room: &mut Vec<u8>,
+    ) -> Result<bool, Reason> {
+        let start = self.records_start();
+        room.clear();
+        let mut places = Vec::with_capacity(self.slots());
+        for index in 0..self.groups {
+            for i in self.group(index).live() {
+                let at = room.len();
+                let other = index * GROUP + i;
+                if other == slot {
+                    continue;
+                }
+                let offset = self.offset(other).load(Relaxed) as usize;
+                let len = self.record_len_at(offset)?;
+                if at + len > self.size - start {
+                    return Err(OVERLAP);
+                }
+                // SAFETY: within the page, as `record_len_at` checked, and nobody changes it meanwhile.
+                let record = unsafe { std::slice::from_raw_parts(self.page.add(offset), len) };
+                room.extend_from_slice(record);
+                places.push((other, start + at));
+            }
+        }
+        places.push((slot, start + room.len()));
+        room.extend_from_slice(bytes);
+        if room.len() > self.size - start {
+            return Ok(false);
+        }
+        // SAFETY: within the page, as checked just now, which is the caller's alone.
+        unsafe { std::ptr::copy(room.as_ptr(), self.page.add(start), room.len()) };
+        for (slot, at) in places {
+            self.offset(slot).store(at as u16, Relaxed);
+        }
+        self.head().free.store((start + room.len()) as u32, Relaxed);
+        self.head().dead.store(0, Relaxed);
+        Ok(true)
+    }
+
     /// Calls `f` with every live slot. Records that overlap are damage: a page of slots that all name one record would
     /// stand for many times its size.
     #[inline]

@@ -30,6 +30,8 @@ const RECLAIM_BATCH: u64 = 32;
 const RECLAIM_PARTS: u32 = 8;
 /// So much is cut from the file at once.
 const CUT_BYTES: u64 = 64 << 20;
+/// Pages of a run that is long.
+pub const LONG_RUN_PAGES: u32 = 64;
 /// How often to allocate ahead, if others are always faster.
 const AHEAD_ATTEMPTS: u32 = 4;
 
@@ -55,6 +57,34 @@ pub fn find(writer: &mut Writer, pages: u32, may_reclaim: bool) -> Result<PageNo
     }
     search(writer, pages)
         .ok_or_else(|| writer.core.corrupt_shm("no free page after the file has grown"))
+}
+
+/// How many pages directly behind others, from `first` on, may be taken for what grows there: at least `least`, at most `most`, or
+/// none. They stay marked free, as in [`find`]. At its end the file grows for them, but not by much, for the lock is held.
+pub fn find_behind(writer: &mut Writer, first: PageNo, least: u32, most: u32) -> Result<u32> {
+    let core = writer.core;
+    let control = core.control();
+    let much = (GROWTH_BYTES_MAX / core.page_size as u64) as u32;
+    let free = || {
+        let file_pages = control.readers.file_pages.load(Relaxed);
+        let end = first.0.saturating_add(most).min(wanted_before(core, file_pages));
+        (bits::free_from(core, first, end), file_pages)
+    };
+    if !may_use(writer, first) {
+        return Ok(0);
+    }
+    let (mut found, file_pages) = free();
+    let at_end = first.0.checked_add(found) == Some(file_pages);
+    let missing = least.saturating_sub(found);
+    if missing > 0 && missing <= much && at_end && control.space.avoid_from.load(Relaxed) == 0 {
+        match keep_cursor(core, LONG_RUN_PAGES, || grow(writer, missing)) {
+            Ok(()) => (found, _) = free(),
+            // Elsewhere there may be room.
+            Err(Error::Full { .. }) => return Ok(0),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(if found < least { 0 } else { found })
 }
 
 /// As [`find`], without letting the file grow.
@@ -237,6 +267,18 @@ pub fn remember(writer: &Writer, page: PageNo) {
 
 fn may_use(writer: &Writer, page: PageNo) -> bool {
     page.0 >= writer.core.control().checkpoint.no_reuse_below.load(Relaxed)
+}
+
+/// If `pages` are many, lets the next search begin where it would have begun before they were taken: what grows there may need those
+/// behind it.
+pub fn keep_cursor<T>(core: &Core, pages: u32, take: impl FnOnce() -> T) -> T {
+    let cursor = &core.control().space.cursor;
+    let before = cursor.load(Relaxed);
+    let taken = take();
+    if pages >= LONG_RUN_PAGES {
+        cursor.store(before, Relaxed);
+    }
+    taken
 }
 
 /// Searches the bits from where the last search ended, once round.

@@ -79,6 +79,21 @@ pub fn end_of_used(core: &Core, limit: u32) -> u32 {
     0
 }
 
+/// How many pages from `first` on are free, before page `limit`.
+pub fn free_from(core: &Core, first: PageNo, limit: u32) -> u32 {
+    let mut page = first.0 as u64;
+    while page < limit as u64 {
+        let word = used_word(core, page / 64) >> (page % 64);
+        let left = 64 - page % 64;
+        let free = (word.trailing_zeros() as u64).min(left);
+        page += free;
+        if free < left {
+            break;
+        }
+    }
+    (page.min(limit as u64) as u32).saturating_sub(first.0)
+}
+
 /// Whether page `page` is used.
 pub fn is_used(core: &Core, page: PageNo) -> bool {
     used_word(core, page.0 as u64 / 64) >> (page.0 % 64) & 1 == 1

@@ -115,6 +115,16 @@ pub fn grown_room(bytes: u64) -> u64 {
     bytes + bytes / 2
 }
 
+/// In a transaction a value gets more pages where it is, if those behind it are free: one for so many that it has,
+const GROWTH_PART: u32 = 8;
+/// at least so many,
+const GROWTH_PAGES_MIN: u32 = 2;
+/// at most so many.
+const GROWTH_PAGES_MAX: u32 = 256;
+
+/// Values from this length on get less room when a transaction has to copy them.
+const LARGE_BYTES: u64 = 1 << 20;
+
 type Present<'a> = Option<(PageNo, Bucket<'a>, Found)>;
 
 /// Finds the key on the way to its bucket.
@@ -155,6 +165,67 @@ fn make_ready(
         structure::make_room(writer, path, hash, extra)?;
     }
     Ok(false)
+}
+
+/// A page is written anew for one record if that makes room for one part in so many of it.
+const REPLACE_GAIN: usize = 16;
+
+/// Whether a record of `len` bytes that lies in the page as a whole may come in place of the present one, in a page that is full but
+/// for what is dead and for the present one. In a transaction nobody else can see the page, so it need not hold both. Pages of records
+/// that grow become fuller by that.
+fn fits_in_place(writer: &Writer, path: &Path, present: &Present, len: usize) -> bool {
+    let Some((page, bucket, found)) = present else { return false };
+    if !writer.is_private() || bucket.free_bytes() >= len {
+        return false;
+    }
+    let (head, old_len, room) = (bucket.head(), found.record.len, bucket.record_room());
+    writer.owns(head)
+        && *page == path.bucket
+        && head.next().is_none()
+        && found.record.form == Form::Inline
+        && head.dead.load(Relaxed) as usize + old_len >= room / REPLACE_GAIN
+        && bucket.live_bytes() + len <= room + old_len
+}
+
+/// Puts the record `bytes` in place of the present one, after [`fits_in_place`], which goes by hints. `false` if it does not fit; then
+/// nothing has happened.
+fn replace_in_place(writer: &mut Writer, present: &Present, bytes: &[u8]) -> Result<bool> {
+    let core = writer.core;
+    let (Some(private), Some((page, bucket, found))) = (writer.private_tree(), present) else {
+        return Ok(false);
+    };
+    // SAFETY: the page is the transaction's alone, and the transaction is at this.
+    unsafe { bucket.replace_compacting(found.slot, bytes, &mut private.room) }
+        .map_err(core.damage(*page))
+}
+
+/// Puts a record that lies in the page as a whole in place of the present one, if [`fits_in_place`].
+fn put_in_place(
+    writer: &mut Writer,
+    hash: u64,
+    key: &[u8],
+    value: &[u8],
+    len: usize,
+    scratch: &mut Vec<u8>,
+) -> Result<bool> {
+    let core = writer.core;
+    let mut steps = Steps::default();
+    loop {
+        steps.count(core)?;
+        let (path, present) = look(core, writer.root(), hash, key)?;
+        if present.is_none() {
+            return Ok(false);
+        }
+        if structure::own_bucket(writer, &path)? == Progress::Stepped {
+            continue;
+        }
+        if !fits_in_place(writer, &path, &present, len) {
+            return Ok(false);
+        }
+        scratch.clear();
+        record::encode_inline(scratch, key, &[value]);
+        return replace_in_place(writer, &present, scratch);
+    }
 }
 
 /// Takes an extent of `pages` pages and fills it with `parts`.
@@ -300,6 +371,13 @@ pub fn put(
         lookup::know_array(core, writer.root());
     }
     let (layout, len) = layout(core.page_size, key.len(), value.len() as u64);
+    if writer.is_private()
+        && layout == Layout::Inline
+        && condition != Condition::Absent
+        && put_in_place(writer, hash, key, value, len, scratch)?
+    {
+        return Ok(Some(Lsn(0)));
+    }
     put_record(writer, hash, key, len, condition, log, scratch, |step, record| {
         if layout == Layout::Inline {
             record::encode_inline(record, key, &[value]);
@@ -479,6 +557,16 @@ pub fn append(
             Layout::Inline => record::inline_len(key.len(), total as usize),
             _ => long_len(layout, key.len(), total),
         };
+        if layout == Layout::Inline
+            && let Some(record) = &old
+            && fits_in_place(writer, &path, &present, len)
+        {
+            scratch.clear();
+            record::encode_inline(scratch, key, &[core.value_of(record)?, bytes]);
+            if replace_in_place(writer, &present, scratch)? {
+                return Ok(Some(Appended { lsn: Lsn(0), len: total }));
+            }
+        }
         if !make_ready(writer, &path, hash, &present, len)? {
             continue;
         }
@@ -513,8 +601,15 @@ fn extend(
     bytes: &[u8],
 ) -> Result<Extent> {
     let core = step.core();
-    if let Some((record, extent)) = old.and_then(|r| r.extent().map(|extent| (r, extent))) {
+    if let Some((record, mut extent)) = old.and_then(|r| r.extent().map(|extent| (r, extent))) {
         let used = record.extent_bytes();
+        let needed = extent_pages(core, used + bytes.len() as u64)?.saturating_sub(extent.pages);
+        if needed > 0 {
+            // Others may need what is behind; so not much more than is needed.
+            let most = (extent.pages / GROWTH_PART).clamp(GROWTH_PAGES_MIN, GROWTH_PAGES_MAX);
+            let run = Run { first: extent.first, len: extent.pages };
+            extent.pages += step.extend_value(run, needed, most.max(needed))?;
+        }
         // Verified before it grows, so that its checksum can be carried on.
         core.extent(&extent, used)?;
         if used + bytes.len() as u64 <= extent.pages as u64 * core.page_size as u64 {
@@ -535,7 +630,12 @@ fn extend(
     let key_part = if layout == Layout::LongKey { key } else { &[] };
     let len = (key_part.len() + value.len() + bytes.len()) as u64;
     // A value that appears all at once gets what it needs, one that grows gets room to grow.
-    let room = if old.is_some() { grown_room(len) } else { len };
+    let room = match old {
+        None => len,
+        // It may get more where it will be.
+        Some(_) if step.is_private() && len >= LARGE_BYTES => len + len / 4,
+        Some(_) => grown_room(len),
+    };
     let extent = fill_extent(step, extent_pages(core, room)?, &[key_part, value, bytes])?;
     if let Some(record) = old {
         give_extent(step, record)?;

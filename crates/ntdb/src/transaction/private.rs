@@ -46,8 +46,19 @@ pub struct Piece {
     pub run: Run,
     /// The epoch in which they were made.
     pub made: Epoch,
-    /// Whether they hold a value, as opposed to a page of the tree, which has a header.
-    pub is_value: bool,
+    /// What they are.
+    pub what: What,
+}
+
+/// What pages are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    /// A page of the tree, which has a header.
+    Page,
+    /// They hold a value.
+    Value,
+    /// They were added to those of a value, directly before them.
+    MoreOfValue,
 }
 
 /// Where to return to.
@@ -92,6 +103,8 @@ pub struct Private {
     pub step_taken: Vec<Piece>,
     pub step_given: Vec<Piece>,
     pub step_stores: Vec<Store>,
+    /// Scratch for the records of a page.
+    pub room: Vec<u8>,
 }
 
 impl Private {
@@ -113,6 +126,7 @@ impl Private {
             step_taken: Vec::new(),
             step_given: Vec::new(),
             step_stores: Vec::new(),
+            room: Vec::new(),
         }
     }
 
@@ -120,6 +134,11 @@ impl Private {
     #[inline]
     pub fn owns(&self, head: &PageHead) -> bool {
         head.mark.load(Relaxed) == self.mark && head.epoch() >= self.first_epoch
+    }
+
+    /// Whether the value whose pages begin there was made since the last savepoint.
+    fn owns_value(&self, first: PageNo) -> bool {
+        self.values.get(&first.0).is_some_and(|&index| index >= self.saved_taken)
     }
 
     /// Whether anything has been changed.
@@ -131,9 +150,11 @@ impl Private {
     pub fn take(&mut self, core: &Core, pages: u32) -> Result<PageNo> {
         if pages > 1 {
             let deadline = deadline_after(self.lock_timeout);
-            allocate::allocate_ahead(core, pages, deadline)?;
             let mut first = PageNo::NONE;
-            list_runs(core, 1, pages, deadline, |page| first = page)?;
+            allocate::keep_cursor(core, pages, || {
+                allocate::allocate_ahead(core, pages, deadline)?;
+                list_runs(core, 1, pages, deadline, |page| first = page)
+            })?;
             return Ok(first);
         }
         if self.stock.is_empty() {
@@ -150,6 +171,31 @@ impl Private {
         Ok(page)
     }
 
+    /// Takes pages directly behind those of a value, if it is the transaction's own: at least `least`, at most `most`, or none.
+    /// Returns how many.
+    pub fn extend_value(&mut self, core: &Core, value: Run, least: u32, most: u32) -> Result<u32> {
+        let Some(first) = value.first.0.checked_add(value.len).map(PageNo) else { return Ok(0) };
+        if !self.owns_value(value.first) {
+            return Ok(0);
+        }
+        let mut writer = Writer::lock(core, deadline_after(self.lock_timeout))?;
+        let made = &core.control().claim_made;
+        let index = made.len.load(Relaxed);
+        claim::secure_lists(&mut writer, 1)?;
+        let mut step = Step::begin(&mut writer);
+        let len = step.take_behind(first, least, most)?;
+        if len == 0 {
+            return Ok(0);
+        }
+        let run = Run { first, len };
+        list_set(core, made, index, run)?;
+        step.store_shared(&made.len, index + 1);
+        crash_point("transaction.pages.listed");
+        step.structure()?;
+        self.step_taken.push(Piece { run, made: core.epoch(), what: What::MoreOfValue });
+        Ok(len)
+    }
+
     /// Carries out the step under way; what it does to the root stays here.
     pub fn finish_step(
         &mut self,
@@ -158,10 +204,12 @@ impl Private {
         store: impl Fn(&Store) -> Result<()>,
     ) -> Result<()> {
         for piece in std::mem::take(&mut self.step_taken) {
-            if piece.is_value {
-                self.values.insert(piece.run.first.0, self.taken.len());
-            } else {
-                core.head(piece.run.first)?.mark.store(self.mark, Relaxed);
+            match piece.what {
+                What::Page => core.head(piece.run.first)?.mark.store(self.mark, Relaxed),
+                What::Value => {
+                    self.values.insert(piece.run.first.0, self.taken.len());
+                }
+                What::MoreOfValue => {}
             }
             self.taken.push(piece.run);
         }
@@ -188,16 +236,15 @@ impl Private {
     }
 
     fn give(&mut self, core: &Core, piece: Piece) -> Result<()> {
-        let is_own = if piece.is_value {
-            self.values.get(&piece.run.first.0).is_some_and(|&index| index >= self.saved_taken)
-        } else {
-            self.owns(core.head(piece.run.first)?)
+        let is_own = match piece.what {
+            What::Page => self.owns(core.head(piece.run.first)?),
+            _ => self.owns_value(piece.run.first),
         };
         if !is_own {
             self.replaced.push((piece.run, piece.made));
             return Ok(());
         }
-        if piece.is_value {
+        if piece.what != What::Page {
             self.values.remove(&piece.run.first.0);
         }
         self.restock(piece.run);
@@ -295,4 +342,65 @@ fn list_runs(
     step.structure()?;
     firsts.into_iter().for_each(&mut taken);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Db;
+    use crate::transaction::open::Open;
+
+    /// A value's pages are extended where they are as long as the transaction has them for itself; what a step took and did not
+    /// use comes back.
+    #[test]
+    fn the_pages_behind_a_value_belong_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = Db::create(dir.path().join("a.ntdb")).unwrap();
+        let core = &db.environment().core;
+        let mut open = Open::begin(db.environment(), true, None).unwrap().unwrap();
+        let value = open
+            .change(|writer, _, _| {
+                let mut step = Step::begin(writer);
+                let first = step.take_for_value(100)?;
+                step.structure()?;
+                Ok(Run { first, len: 100 })
+            })
+            .unwrap();
+        let extend = |open: &mut Open, value: Run, keep: bool| {
+            open.change(|writer, _, _| {
+                let mut step = Step::begin(writer);
+                let more = step.extend_value(value, 10, 20)?;
+                if keep {
+                    step.structure()?;
+                }
+                Ok(more)
+            })
+            .unwrap()
+        };
+        let more = extend(&mut open, value, true);
+        assert!((10..=20).contains(&more), "{more}");
+        let value = Run { len: value.len + more, ..value };
+        let dropped = extend(&mut open, value, false);
+        assert!((10..=20).contains(&dropped), "{dropped}");
+        assert_eq!(open.private().stock.len(), dropped as usize);
+        assert_eq!(extend(&mut open, value, true), 0, "they are in the stock");
+        let savepoint = open.savepoint();
+        assert!(!open.private().owns_value(value.first));
+        assert!(open.roll_back(savepoint));
+        assert_eq!(open.private().taken.len(), 2);
+        // Given up, all of it comes back.
+        open.release(savepoint);
+        let before = open.private().stock.len();
+        open.change(|writer, _, _| {
+            writer.private_tree().unwrap().saved_taken = 0;
+            let mut step = Step::begin(writer);
+            step.give_value(value, core.epoch())?;
+            step.structure()
+        })
+        .unwrap();
+        assert_eq!(open.private().stock.len(), before + value.len as usize);
+        open.abort().unwrap();
+        drop(open);
+        assert!(db.check().unwrap().is_clean());
+    }
 }

@@ -14,7 +14,7 @@ use crate::space::{allocate, bits, retire};
 use crate::storage::failpoint::crash_point;
 use crate::types::{Epoch, Lsn, PageNo, Run};
 
-use super::private::{Piece, Store};
+use super::private::{Piece, Store, What};
 use super::record::LogRecord;
 use super::writer::Writer;
 
@@ -43,6 +43,11 @@ impl<'w, 'a> Step<'w, 'a> {
         self.writer.core
     }
 
+    /// Whether it changes a transaction's private tree.
+    pub fn is_private(&self) -> bool {
+        self.writer.is_private()
+    }
+
     /// Records before the step.
     #[inline]
     pub fn count(&self) -> u64 {
@@ -64,7 +69,8 @@ impl<'w, 'a> Step<'w, 'a> {
         if let Some(private) = self.writer.private_tree() {
             let first = private.take(core, pages)?;
             let run = Run { first, len: pages };
-            private.step_taken.push(Piece { run, made: core.epoch(), is_value });
+            let what = if is_value { What::Value } else { What::Page };
+            private.step_taken.push(Piece { run, made: core.epoch(), what });
             return Ok(first);
         }
         let control = core.control();
@@ -77,7 +83,32 @@ impl<'w, 'a> Step<'w, 'a> {
             }
         }
         let first = allocate::find(self.writer, pages, may_reclaim)?;
-        let run = Run { first, len: pages };
+        self.mark_taken(Run { first, len: pages })?;
+        Ok(first)
+    }
+
+    /// Takes pages that begin at `first`, directly behind others of their owner: at least `least`, at most `most`, or none.
+    pub fn take_behind(&mut self, first: PageNo, least: u32, most: u32) -> Result<u32> {
+        let pages = allocate::find_behind(self.writer, first, least, most)?;
+        if pages > 0 {
+            self.mark_taken(Run { first, len: pages })?;
+        }
+        Ok(pages)
+    }
+
+    /// As [`Step::take_behind`], behind the value in `run`, if this is a transaction's step and the value its own. Returns how many
+    /// pages the value has more.
+    pub fn extend_value(&mut self, run: Run, least: u32, most: u32) -> Result<u32> {
+        let core = self.writer.core;
+        match self.writer.private_tree() {
+            Some(private) => private.extend_value(core, run, least, most),
+            None => Ok(0),
+        }
+    }
+
+    fn mark_taken(&mut self, run: Run) -> Result<()> {
+        let core = self.writer.core;
+        let control = core.control();
         let index = control.taken.len.load(Relaxed);
         core.shm
             .grow(&control.taken, (index + 1) * 8)
@@ -90,15 +121,15 @@ impl<'w, 'a> Step<'w, 'a> {
         crash_point("step.take.listed");
         bits::set_used(core, run)?;
         let free = &control.writer.free_pages;
-        free.store(free.load(Relaxed).saturating_sub(pages as u64), Relaxed);
+        free.store(free.load(Relaxed).saturating_sub(run.len as u64), Relaxed);
         crash_point("step.take.marked");
-        Ok(first)
+        Ok(())
     }
 
     /// Gives up pages that the step replaces, which were made in epoch `made`.
     pub fn give(&mut self, run: Run, made: Epoch) -> Result<()> {
         if let Some(private) = self.writer.private_tree() {
-            private.step_given.push(Piece { run, made, is_value: false });
+            private.step_given.push(Piece { run, made, what: What::Page });
             return Ok(());
         }
         self.give_replaced(run, made, retire::NOW)
@@ -107,7 +138,7 @@ impl<'w, 'a> Step<'w, 'a> {
     /// As [`Step::give`], for the pages of a value.
     pub fn give_value(&mut self, run: Run, made: Epoch) -> Result<()> {
         if let Some(private) = self.writer.private_tree() {
-            private.step_given.push(Piece { run, made, is_value: true });
+            private.step_given.push(Piece { run, made, what: What::Value });
             return Ok(());
         }
         self.give(run, made)
