@@ -346,6 +346,35 @@ fn records_that_grow_fill_their_pages() {
     assert!(each > 5.6, "{each} records in a page");
 }
 
+/// What a transaction replaces the durable checkpoint holds, so if that is much there is a checkpoint soon; a check that has the lock
+/// for it just then does not prevent that.
+#[test]
+fn transactions_that_replace_everything_take_turns_with_two_trees() {
+    const RECORDS: u32 = 60_000;
+    let (_dir, db) = new_db();
+    let all = |byte: u8| {
+        db.transaction(|tx| (0..RECORDS).try_for_each(|n| tx.put(&n.to_le_bytes(), &[byte; 240])))
+            .unwrap();
+    };
+    all(0);
+    db.checkpoint().unwrap();
+    let tree = db.check().unwrap().pages * u64::from(db.stat().unwrap().page_size);
+    assert!(tree > 20 << 20, "{tree} bytes");
+    for round in 1..=3 {
+        let before = db.stat().unwrap();
+        assert!(before.log_bytes < 1 << 20, "{before:?}");
+        all(round);
+        assert!(db.check().unwrap().is_clean());
+        let begin = std::time::Instant::now();
+        while db.stat().unwrap().checkpoints == before.checkpoints {
+            assert!(begin.elapsed() < Duration::from_secs(30), "no checkpoint");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    let file = db.stat().unwrap().file_bytes;
+    assert!(file < tree * 5 / 2, "{file} bytes for a tree of {tree}");
+}
+
 /// A value that grows piece by piece in a transaction grows where it is, beside other records that take pages meanwhile; what is
 /// rolled back or aborted leaves nothing.
 #[test]

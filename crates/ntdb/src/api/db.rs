@@ -387,7 +387,7 @@ impl Db {
         let result = operate(deadline);
         drop(lock);
         let tail = self.core().control().writer.tail.load(Relaxed);
-        self.environment.after_change(tail, self.lock_timeout);
+        self.environment.after_large_change(tail, 0, self.lock_timeout);
         result
     }
 
@@ -518,9 +518,10 @@ impl Db {
         Ok(done)
     }
 
-    pub(crate) fn after_commit(&self, lsn: Lsn, durable: bool) -> Result<()> {
-        let control = self.core().control();
-        self.environment.after_change(control.writer.tail.load(Relaxed), self.lock_timeout);
+    /// After a commit that has replaced so many pages.
+    pub(crate) fn after_commit(&self, lsn: Lsn, replaced: u64, durable: bool) -> Result<()> {
+        let tail = self.core().control().writer.tail.load(Relaxed);
+        self.environment.after_large_change(tail, replaced, self.lock_timeout);
         if durable && self.core().is_logged() {
             return self.synced(lsn);
         }

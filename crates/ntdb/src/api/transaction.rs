@@ -330,9 +330,9 @@ impl<'db> Transaction<'db> {
         self.check()?;
         let is_durable = durability == Durability::Durable;
         let lsn = self.open.commit(is_durable, self.db.deadline())?;
-        let db = self.db;
+        let (db, replaced) = (self.db, self.open.private().replaced_pages());
         drop(self);
-        db.after_commit(lsn, is_durable)
+        db.after_commit(lsn, replaced, is_durable)
     }
 
     /// Gives up all changes.

@@ -35,6 +35,7 @@ use crate::error::Result;
 use crate::limits::RING_BYTES;
 use crate::log::flush::{Logs, NO_SWITCH};
 use crate::options::{Options, deadline_after};
+use crate::shm::layout::phase;
 use crate::shm::pin::{OwnPin, PinGuard};
 use crate::shm::stripe::thread_token;
 use crate::storage::file::FileId;
@@ -49,6 +50,8 @@ use self::companions::Companions;
 const LOG_ROOM_AHEAD: u64 = 32 << 10;
 /// What runs in the background waits for locks that long at least, if the operation that started it does not wait for ever.
 const BACKGROUND_PATIENCE: Duration = Duration::from_secs(1);
+/// Replaced pages are many if they are more than this part of the file.
+const REPLACED_PART: u64 = 8;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -215,36 +218,76 @@ impl Environment {
         if !self.core.control().flush_lock.is_held() {
             let _ = run::flush_to(&self.context(), Lsn(tail), deadline_after(limit));
         }
+        if self.log_is_long(tail) {
+            self.checkpoint_in_background(limit);
+        }
+    }
+
+    /// Whether so much has been logged since the last checkpoint that there should be another.
+    fn log_is_long(&self, tail: u64) -> bool {
         let control = self.core.control();
         let since = tail.saturating_sub(control.checkpoint.durable_lsn.load(Relaxed));
         let data = control.readers.file_pages.load(Relaxed) as u64 * self.core.page_size as u64;
-        if since > self.checkpoint_log_bytes.max(data / 2) {
-            self.checkpoint_in_background(limit.map(|limit| limit.max(BACKGROUND_PATIENCE)));
+        since > self.checkpoint_log_bytes.max(data / 2)
+    }
+
+    /// As [`Environment::after_change`], after an operation that was logged in chunks, so that the ring does not tell how much that
+    /// was; and one that may have replaced many pages (`replaced`). The durable checkpoint holds those, and the next operation of that
+    /// kind would have to let the file grow by as many again. So there is a checkpoint if they are a good part of the file.
+    pub fn after_large_change(
+        self: &std::sync::Arc<Self>,
+        tail: u64,
+        replaced: u64,
+        limit: Option<Duration>,
+    ) {
+        self.after_change(tail, limit);
+        let file = self.core.control().readers.file_pages.load(Relaxed) as u64;
+        let many =
+            (self.checkpoint_log_bytes / 4 / self.core.page_size as u64).max(file / REPLACED_PART);
+        if self.core.is_logged() && (replaced > many || self.log_is_long(tail)) {
+            self.checkpoint_in_background(limit);
         }
     }
 
     fn checkpoint_in_background(self: &std::sync::Arc<Self>, limit: Option<Duration>) {
-        if self.core.control().checkpoint_lock.is_held()
-            || self.checkpointing.swap(fork::generation(), AcqRel) == fork::generation()
-        {
+        let control = self.core.control();
+        let completed = control.checkpoint.completed.load(Acquire);
+        // Not the lock alone, which a check has for a moment; nor the phase alone, which an owner that failed may have left.
+        let is_running = control.checkpoint.phase.load(Acquire) != phase::IDLE
+            && control.checkpoint_lock.is_held();
+        if is_running || self.checkpointing.swap(fork::generation(), AcqRel) == fork::generation() {
             return;
         }
+        let limit = limit.map(|limit| limit.max(BACKGROUND_PATIENCE));
         let mut background = self.background.lock();
         if let Some(done) = background.take() {
             let _ = done.join();
         }
         let environment = self.clone();
         let task = move || {
-            if let Ok(Some(guard)) = CheckpointGuard::try_lock(&environment.core, limit) {
-                // A failure leaves the last checkpoint and the log as they are; the next attempt may do better.
-                let _ = run::run(&environment.context(), &guard, Purpose::Periodic, limit);
-            }
+            // A failure leaves the last checkpoint and the log as they are; the next attempt may do better.
+            let _ = environment.checkpoint_since(completed, limit);
             environment.checkpointing.store(0, Release);
         };
         match std::thread::Builder::new().name("ntdb-checkpoint".into()).spawn(task) {
             Ok(handle) => *background = Some(handle),
             Err(_) => self.checkpointing.store(0, Release),
         }
+    }
+
+    /// Runs a checkpoint, unless there has been one since `completed` had been, or one is running. A check, which needs the same lock
+    /// for a moment, is waited for.
+    fn checkpoint_since(&self, completed: u32, limit: Option<Duration>) -> Result<()> {
+        let words = &self.core.control().checkpoint;
+        let guard = match CheckpointGuard::try_lock(&self.core, limit)? {
+            Some(guard) => guard,
+            None if words.phase.load(Acquire) != phase::IDLE => return Ok(()),
+            None => CheckpointGuard::lock(&self.core, Some(BACKGROUND_PATIENCE))?,
+        };
+        if words.completed.load(Acquire) != completed {
+            return Ok(());
+        }
+        run::run(&self.context(), &guard, Purpose::Periodic, limit).map(drop)
     }
 
     /// After [`Environment::shut_down`], so that dropping does not do it again.
@@ -260,5 +303,33 @@ impl Environment {
         {
             let _ = handle.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Db;
+    use crate::checkpoint::freeze;
+    use crate::transaction::writer::Writer;
+
+    /// What a checkpoint that failed has left does not keep the next one from being started.
+    #[test]
+    fn a_checkpoint_that_was_left_half_done_is_followed_by_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = Db::create(dir.path().join("a.ntdb")).unwrap();
+        db.put(b"a", b"1").unwrap();
+        let environment = db.environment();
+        let control = environment.core.control();
+        {
+            let _guard = CheckpointGuard::lock(&environment.core, None).unwrap();
+            freeze::freeze(&mut Writer::lock(&environment.core, None).unwrap(), false).unwrap();
+        }
+        assert_ne!(control.checkpoint.phase.load(Relaxed), phase::IDLE);
+        let before = control.checkpoint.completed.load(Relaxed);
+        environment.after_large_change(control.writer.tail.load(Relaxed), u64::MAX, None);
+        environment.finish_background();
+        assert!(control.checkpoint.completed.load(Relaxed) > before);
+        assert!(db.check().unwrap().is_clean());
     }
 }

@@ -146,6 +146,11 @@ impl Private {
         !self.taken.is_empty()
     }
 
+    /// Pages that others can see and the private tree does not have any more.
+    pub fn replaced_pages(&self) -> u64 {
+        self.replaced.iter().map(|(run, _)| run.len as u64).sum()
+    }
+
     /// Takes consecutive pages.
     pub fn take(&mut self, core: &Core, pages: u32) -> Result<PageNo> {
         if pages > 1 {
