@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex};
 
 use ntdb::{Db, Durability, Snapshot};
 
@@ -229,10 +230,21 @@ impl<'r> FromIterator<(&'r Vec<u8>, &'r Vec<u8>)> for Digest {
 }
 
 /// What a database should hold, and its digest.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Model {
     records: BTreeMap<Vec<u8>, Vec<u8>>,
     digest: Digest,
+    /// What brings back the state at the first savepoint, the last change first: copies of all
+    /// records would take longer than all else that a script is made of. `None` where there is none.
+    undo: Option<Vec<Undo>>,
+}
+
+/// What a change has replaced.
+enum Undo {
+    /// One record.
+    Record(Vec<u8>, Option<Vec<u8>>),
+    /// All of them.
+    All(BTreeMap<Vec<u8>, Vec<u8>>),
 }
 
 impl Model {
@@ -244,10 +256,35 @@ impl Model {
             }
             None => self.records.remove(key),
         };
-        if let Some(old) = old {
-            self.digest.toggle(key, &old);
+        if let Some(old) = &old {
+            self.digest.toggle(key, old);
         }
         self.digest.records = self.records.len() as u64;
+        if let Some(undo) = &mut self.undo {
+            undo.push(Undo::Record(key.to_vec(), old));
+        }
+    }
+
+    fn clear(&mut self) {
+        let old = std::mem::take(&mut self.records);
+        self.digest = Digest::default();
+        if let Some(undo) = &mut self.undo {
+            undo.push(Undo::All(old));
+        }
+    }
+
+    /// Goes back to what it was when `changes` changes had been made since the first savepoint.
+    fn roll_back(&mut self, changes: usize, digest: Digest) {
+        let mut undo = self.undo.take().expect("a savepoint");
+        for change in undo.drain(changes..).rev() {
+            match change {
+                Undo::Record(key, Some(value)) => drop(self.records.insert(key, value)),
+                Undo::Record(key, None) => drop(self.records.remove(&key)),
+                Undo::All(records) => self.records = records,
+            }
+        }
+        self.digest = digest;
+        self.undo = Some(undo);
     }
 
     fn apply(&mut self, op: &Op) {
@@ -267,21 +304,26 @@ impl Model {
                 value.extend_from_slice(bytes);
                 self.store(key, Some(value));
             }
-            Op::Clear => *self = Model::default(),
+            Op::Clear => self.clear(),
             Op::Transaction(_, End::Abort) => {}
             Op::Transaction(changes, _) => {
                 let mut saved = Vec::new();
                 for change in changes {
                     match change {
                         Change::Do(op) => self.apply(op),
-                        Change::Save => saved.push(self.clone()),
+                        Change::Save => {
+                            let undo = self.undo.get_or_insert_default();
+                            saved.push((undo.len(), self.digest));
+                        }
                         Change::RollBack(n) => {
                             saved.truncate(n + 1);
-                            *self = saved[*n].clone();
+                            let (changes, digest) = saved[*n];
+                            self.roll_back(changes, digest);
                         }
                         Change::Prepare => {}
                     }
                 }
+                self.undo = None;
             }
             _ => {}
         }
@@ -298,7 +340,7 @@ pub struct Script {
 }
 
 /// What a script is to stress.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Shape {
     /// Every write path: growth over several directory pages and back, extents, clear, checkpoints.
     Full,
@@ -335,6 +377,16 @@ impl Script {
             Shape::Small => small(&mut rng, &mut ops),
         }
         Script::from_ops(ops)
+    }
+
+    /// As [`Script::new`], made once in each process.
+    ///
+    /// # Panics
+    /// If making one has panicked before.
+    pub fn shared(shape: Shape, seed: u64) -> Arc<Script> {
+        static MADE: Mutex<BTreeMap<(Shape, u64), Arc<Script>>> = Mutex::new(BTreeMap::new());
+        let mut made = MADE.lock().expect("no panic while it is held");
+        made.entry((shape, seed)).or_insert_with(|| Arc::new(Script::new(shape, seed))).clone()
     }
 
     fn from_ops(ops: Vec<Op>) -> Script {
@@ -557,6 +609,51 @@ mod tests {
         assert_eq!(a.ops, b.ops);
         assert_eq!(a.digests, b.digests);
         assert_ne!(a.ops, Script::new(Shape::Small, 6).ops);
+    }
+
+    #[test]
+    fn going_back_to_a_savepoint_brings_back_what_was_there() {
+        let put = |k: &[u8], v: &[u8]| Op::Put(k.to_vec(), v.to_vec());
+        let before = vec![put(b"a", b"1"), put(b"b", b"2")];
+        let within = |changes: Vec<Change>| {
+            let mut ops = before.clone();
+            ops.push(Op::Transaction(changes, End::Commit));
+            // What is stored later must not meet what a transaction has left.
+            ops.push(put(b"z", b"9"));
+            Script::from_ops(ops).digests
+        };
+        let plain = |ops: &[Op]| {
+            let ops: Vec<_> = before.iter().chain(ops).cloned().collect();
+            *Script::from_ops(ops).digests.last().expect("one at least")
+        };
+        let first = Change::Do(put(b"a", b"changed"));
+        let digests = within(vec![
+            first.clone(),
+            Change::Save,
+            Change::Do(put(b"a", b"again")),
+            Change::Do(Op::Delete(b"b".to_vec())),
+            Change::Save,
+            Change::Do(Op::Clear),
+            Change::Do(put(b"c", b"3")),
+            Change::RollBack(1),
+            Change::Do(Op::Append(b"d".to_vec(), b"4".to_vec())),
+        ]);
+        let expected =
+            [put(b"a", b"again"), Op::Delete(b"b".to_vec()), put(b"d", b"4"), put(b"z", b"9")];
+        assert_eq!(digests[3], plain(&expected[..3]));
+        assert_eq!(digests[4], plain(&expected));
+        let digests = within(vec![
+            first.clone(),
+            Change::Save,
+            Change::Do(put(b"e", b"5")),
+            Change::Save,
+            Change::Do(Op::Clear),
+            Change::RollBack(0),
+            Change::Do(put(b"f", b"6")),
+            Change::RollBack(0),
+        ]);
+        assert_eq!(digests[3], plain(&[put(b"a", b"changed")]));
+        assert_eq!(digests[4], plain(&[put(b"a", b"changed"), put(b"z", b"9")]));
     }
 
     #[test]

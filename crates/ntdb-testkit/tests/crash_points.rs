@@ -3,8 +3,8 @@
 //! is none, whoever opens next, finds the state before or after the operation, whole, and goes on.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ntdb::Db;
@@ -83,7 +83,7 @@ const WORKLOADS: [Workload; 6] = [
 struct Scene {
     lab: Lab,
     board: Board,
-    script: Script,
+    script: Arc<Script>,
     workload: Workload,
     name: String,
 }
@@ -92,7 +92,7 @@ impl Scene {
     fn new(workload: Workload, name: String) -> Scene {
         let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
         let board = Board::create(&lab.board(), 1, 1).expect("board");
-        let script = Script::new(workload.shape, workload.seed);
+        let script = Script::shared(workload.shape, workload.seed);
         Scene { lab, board, script, workload, name }
     }
 
