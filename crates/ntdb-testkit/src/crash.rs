@@ -3,13 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Every crash point that the engine's source names. A test compares this list with what its
 /// workload passes, so that no crash point is left untested unnoticed.
 ///
 /// # Panics
 /// If the source cannot be read.
-pub fn names_in_source() -> BTreeSet<String> {
+pub fn names_in_source() -> &'static BTreeSet<String> {
+    static NAMES: OnceLock<BTreeSet<String>> = OnceLock::new();
+    NAMES.get_or_init(read_names_in_source)
+}
+
+fn read_names_in_source() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ntdb/src");
     let mut names = BTreeSet::new();
     let mut folders = vec![root];

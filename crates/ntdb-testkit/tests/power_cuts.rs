@@ -33,7 +33,7 @@ impl Cut {
         let script_seed = rng.next_u64();
         let operations = Script::new(Shape::Small, script_seed).ops.len();
         let lab = Lab::inside(env!("CARGO_BIN_EXE_ntdb-worker"), TempDir::new());
-        let points = crash::names_in_source().into_iter().collect();
+        let points = crash::names_in_source().iter().cloned().collect();
         let story = String::new();
         // Half of them keep all log; some keep so little that they remove some.
         let keep = *rng.pick(&[0, 0, 1 << 30, 1 << 30, 1 << 17]);
@@ -187,7 +187,7 @@ fn at_every_crash_point_leave_a_state_that_existed() {
 fn during_creation_leave_nothing_or_an_empty_database() {
     let first = lab::seed();
     let points: Vec<_> =
-        crash::names_in_source().into_iter().filter(|name| name.starts_with("create.")).collect();
+        crash::names_in_source().iter().filter(|name| name.starts_with("create.")).collect();
     assert!(!points.is_empty(), "creation has no crash points");
     let mut cases = Vec::new();
     for point in &points {

@@ -80,7 +80,7 @@ fn cut(seed: u64, points: &[String]) -> u64 {
 fn keep_whoever_was_seen_with_whoever_saw_it() {
     let first = lab::seed();
     let seeds = lab::number("NTDB_TEST_SEEDS", 300).div_ceil(8);
-    let points: Vec<String> = crash::names_in_source().into_iter().collect();
+    let points: Vec<String> = crash::names_in_source().iter().cloned().collect();
     let all: Vec<_> =
         (0..seeds).map(|n| if n == 0 { first } else { mix(first.wrapping_add(n)) }).collect();
     let handed_on = AtomicU64::new(0);
