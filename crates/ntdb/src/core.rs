@@ -20,6 +20,7 @@ use crate::limits::MAX_PINS;
 use crate::page::bucket::{self, Bucket};
 use crate::page::head::{Kind, PageHead};
 use crate::page::record::{Extent, Reason, Record};
+use crate::page::reserve::Reserve;
 use crate::page::tags::GROUP;
 use crate::shm::Shm;
 use crate::shm::layout::Control;
@@ -77,8 +78,6 @@ pub struct Core {
     pub max_index_bits: u8,
     /// The hash function of this database.
     pub hasher: KeyHasher,
-    /// Reserve in percent.
-    pub reserve_percent: u8,
     /// The pin table.
     pub pins: PinTable,
     /// This process's session; replaced in a forked child, never freed before the core.
@@ -113,7 +112,6 @@ impl Core {
         shm: Shm,
         page_size: u32,
         hasher: KeyHasher,
-        reserve_percent: u8,
     ) -> Core {
         let control = shm.control();
         // SAFETY: the words lie in the shared state, which the core keeps mapped as long as it lives.
@@ -129,7 +127,6 @@ impl Core {
             page_shift: page_size.trailing_zeros(),
             max_index_bits: (page_size / 8).trailing_zeros() as u8,
             hasher,
-            reserve_percent,
             pins,
             session: AtomicPtr::new(std::ptr::null_mut()),
             replaying: AtomicBool::new(false),
@@ -145,6 +142,12 @@ impl Core {
             max_groups: bucket::max_groups(page_size as usize).min(state::GROUPS_MAX),
             states: [const { AtomicPtr::new(std::ptr::null_mut()) }; STATE_CHUNKS],
         }
+    }
+
+    /// What inserts leave of a page. It changes under the writer lock.
+    #[inline(always)]
+    pub fn reserve(&self) -> Reserve {
+        Reserve::from_percent(self.control().readers.reserve_percent.load(Relaxed))
     }
 
     /// The words that all processes share.

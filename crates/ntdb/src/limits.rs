@@ -12,6 +12,9 @@ pub const fn valid_page_size(bytes: u32) -> bool {
     bytes.is_power_of_two() && bytes >= MIN_PAGE_SIZE && bytes <= MAX_PAGE_SIZE
 }
 
+/// Largest reserve, in percent of a page.
+pub const RESERVE_PERCENT_MAX: u32 = 90;
+
 /// Processes attached at once: one lock byte and one entry of the process table each.
 pub const MAX_PROCESSES: usize = 1024;
 /// Slots of the pin table: two for each process, a cache line of its own for each of the first 2,048 threads that read;

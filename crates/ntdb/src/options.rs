@@ -117,7 +117,12 @@ impl Options {
     }
 
     /// Percent of every page (0 to 90) that inserts leave free for later updates. Stored in a new
-    /// database.
+    /// database; [`Db::set_reserve`](crate::Db::set_reserve) changes it later.
+    ///
+    /// An insert that would use it splits the page; updates and appends may. When they have used it up too, the page is rebuilt
+    /// without its dead records, and split only if those that live need it. So rows that grow by updates stay in
+    /// their pages, and rows that are updated again and again make them be rebuilt less often; the file is larger by what is
+    /// left free. Long values, in pages of their own, get the same share more for bytes that are appended.
     pub fn reserve_percent(&mut self, percent: u8) -> &mut Self {
         self.reserve_percent = percent;
         self
@@ -235,12 +240,7 @@ impl Options {
                 ),
             });
         }
-        if self.reserve_percent > 90 {
-            return Err(Error::InvalidOption {
-                what: "reserve",
-                reason: format!("{} is not a percentage from 0 to 90", self.reserve_percent),
-            });
-        }
+        check_reserve(self.reserve_percent)?;
         if self.keep_log_bytes.is_some_and(|bytes| bytes.div_ceil(1024) > u32::MAX as u64) {
             return Err(Error::InvalidOption {
                 what: "log to keep",
@@ -255,4 +255,12 @@ impl Options {
         }
         Ok(())
     }
+}
+/// Whether `percent` may be a reserve.
+pub(crate) fn check_reserve(percent: u8) -> Result<()> {
+    if u32::from(percent) <= limits::RESERVE_PERCENT_MAX {
+        return Ok(());
+    }
+    let reason = format!("{percent} is not a percentage from 0 to {}", limits::RESERVE_PERCENT_MAX);
+    Err(Error::InvalidOption { what: "reserve", reason })
 }

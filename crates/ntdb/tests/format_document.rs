@@ -811,6 +811,14 @@ fn a_database_in_use_is_read_by_the_document() {
     assert_eq!((num(&shm, 4112, 4), num(&shm, 12_104, 8)), (0, 0), "nobody has slept");
     assert_eq!(num(&shm, 12_116, 4), 0, "no log is kept");
 
+    // The reserve, and which ways updates went.
+    assert_eq!(num(&shm, 4116, 4), u64::from(stat.reserve_percent));
+    let updates = stat.updates;
+    let counted = [4400, 12_160, 12_168, 12_176, 12_184].map(|at| num(&shm, at, 8));
+    let ways = [updates.stayed, updates.copied, updates.compacted, updates.split, updates.moved];
+    assert_eq!(counted, ways);
+    assert!(updates.all() > 0);
+
     // A held key lock.
     let stripe = |key: &[u8]| 339_968 + 16 * (reader.hash(key) >> 23 & 4095) as usize;
     let guard = db.lock(b"locked").unwrap();

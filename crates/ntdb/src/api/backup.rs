@@ -284,7 +284,7 @@ impl Copy<'_> {
         options
             .create_new(true)
             .page_size(source.page_size as u32)
-            .reserve_percent(source.reserve_percent)
+            .reserve_percent(source.reserve().percent())
             .hash_mask(source.hasher.mask())
             // Nobody but this process uses the copy as long as it has this name.
             .allow_unsuitable_file_system(true)

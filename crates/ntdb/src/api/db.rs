@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::index::{discard, lookup};
 use crate::log::flush::check_poison;
 use crate::log::record::Op;
-use crate::options::{Durability, Options, deadline_after};
+use crate::options::{self, Durability, Options, deadline_after};
 use crate::shm::stripe::{Holder, stripe_of, thread_token};
 use crate::space::patience;
 use crate::storage::failpoint::crash_point;
@@ -28,6 +28,7 @@ use crate::types::{Lsn, SlotId};
 
 use super::backup::{self, BackupOptions, BackupProgress, BackupReport};
 use super::check::{self, CheckReport};
+use super::fill::{self, Fill};
 use super::iterate::{self, Cursor, Iter, Source};
 use super::key_lock::{self, KeyLock, Patience};
 use super::snapshot::Snapshot;
@@ -802,6 +803,39 @@ impl Db {
         self.may_write()?;
         self.check_waits_for_itself(false)?;
         self.environment.compact(self.lock_timeout, &mut progress)
+    }
+
+    /// Makes inserts from now on, by whatever process, leave `percent` of each page (0 to 90) to updates: see
+    /// [`Options::reserve_percent`]. Pages that are fuller stay so until something happens to them. Durable, by a checkpoint, when it
+    /// returns.
+    ///
+    /// ```
+    /// # fn main() -> ntdb::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let db = ntdb::Db::create(dir.path().join("a.ntdb"))?;
+    /// db.set_reserve(20)?;
+    /// assert_eq!(db.stat()?.reserve_percent, 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`]; [`Error::ReadOnly`]; [`Error::Locked`]; [`Error::WouldDeadlock`] if this thread has a transaction open;
+    /// as [`Db::checkpoint`].
+    pub fn set_reserve(&self, percent: u8) -> Result<()> {
+        options::check_reserve(percent)?;
+        self.may_write()?;
+        self.check_waits_for_itself(false)?;
+        self.environment.set_reserve(percent, self.lock_timeout)
+    }
+
+    /// How full the pages are, as a snapshot of the present moment has them. Reads one cache line of every bucket page, or of a sample if
+    /// there are very many ([`Fill::is_sample`]).
+    ///
+    /// # Errors
+    /// As [`Db::snapshot`]; [`Error::Corrupt`].
+    pub fn fill(&self) -> Result<Fill> {
+        fill::fill(&self.snapshot()?)
     }
 
     /// Facts about the database.

@@ -4,6 +4,7 @@ pub mod backup;
 pub mod changes;
 pub mod check;
 pub mod db;
+pub mod fill;
 pub mod iterate;
 pub mod key_lock;
 pub mod snapshot;

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::index::lookup;
 use crate::limits::MAX_PROCESSES;
 use crate::log::keep;
+use crate::shm::ways::Ways;
 use crate::space::retire::Holds;
 use crate::space::{bits, retire, snapshots};
 use crate::transaction::writer::Writer;
@@ -36,6 +37,29 @@ pub struct SnapshotStat {
     pub age_ms: u64,
     /// What has been logged since, in bytes.
     pub changes_since_bytes: u64,
+}
+
+/// Which ways updates went; see [`Stat::updates`]. Each counts once, by the dearest that it took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UpdateStat {
+    /// The new record went into the page that has the old one (or the bytes behind the value): nothing else is written.
+    pub stayed: u64,
+    /// The page had to be copied before, because a checkpoint or a snapshot has it, or it was not the transaction's own.
+    pub copied: u64,
+    /// The page was rebuilt without its dead records before.
+    pub compacted: u64,
+    /// The bucket was split before.
+    pub split: u64,
+    /// A long value went to other pages.
+    pub moved: u64,
+}
+
+impl UpdateStat {
+    /// All updates.
+    pub fn all(&self) -> u64 {
+        self.stayed + self.copied + self.compacted + self.split + self.moved
+    }
 }
 
 /// Facts about a database at one moment; see [`Db::stat`](crate::Db::stat).
@@ -72,6 +96,9 @@ pub struct Stat {
     pub compactions: u64,
     /// Pages copied because a checkpoint held them, since then.
     pub copies: u64,
+    /// Updates of and appends to records that were there, since then: which of them stayed in their page (see
+    /// [`Options::reserve_percent`](crate::Options::reserve_percent)).
+    pub updates: UpdateStat,
     /// Checkpoints since then.
     pub checkpoints: u64,
     /// Dead processes repaired since then.
@@ -123,10 +150,14 @@ pub fn stat(environment: &Environment, deadline: Option<std::time::Instant>) -> 
         retired_bytes: retired * page_size,
         change_counter: control.writer.tail.load(Relaxed),
         epoch: control.writer.epoch.load(Relaxed),
-        reserve_percent: core.reserve_percent,
+        reserve_percent: core.reserve().percent(),
         splits: control.counters.splits.load(Relaxed),
         compactions: control.counters.compactions.load(Relaxed),
         copies: control.counters.copies.load(Relaxed),
+        updates: {
+            let [stayed, copied, compacted, split, moved] = Ways::of(control).0;
+            UpdateStat { stayed, copied, compacted, split, moved }
+        },
         checkpoints: control.checkpoint.completed.load(Relaxed) as u64,
         repairs: control.counters.repairs.load(Relaxed),
         snapshots: snapshots.len() as u64,

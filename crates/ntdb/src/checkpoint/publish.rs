@@ -192,6 +192,7 @@ pub fn start_log(
     meta.log_index = 0;
     meta.keep_from = start;
     meta.keep_log_kib = control.changes.keep_log_kib.load(Relaxed);
+    meta.reserve = control.readers.reserve_percent.load(Relaxed);
     meta.base_path = base.to_vec();
     meta.shm_id = shm_id;
     write_meta(core, 1 - durable, &meta.encode(core.page_size as u32))?;

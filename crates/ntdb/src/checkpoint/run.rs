@@ -203,7 +203,7 @@ fn write_and_publish(
         log_index: 0,
         file_pages: used_end,
         map_levels,
-        reserve: before.reserve,
+        reserve: control.readers.reserve_percent.load(Relaxed),
         keep_log_kib: control.changes.keep_log_kib.load(Relaxed),
         last_salt: frozen.last_salt,
         base_path: Vec::new(),

@@ -335,7 +335,6 @@ impl Opening<'_> {
             shm,
             header.page_size,
             KeyHasher::new(&header.hash_key, header.hash_mask),
-            header.reserve_percent as u8,
         ))
     }
 

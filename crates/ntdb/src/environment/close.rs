@@ -84,7 +84,7 @@ impl Environment {
             == control.checkpoint.durable_lsn.load(Acquire)
             && control.log.exists.load(Acquire) == 0
             && control.checkpoint.after_crash.load(Acquire) == 0
-            && !self.keeps_other_log_than_stored()
+            && !self.has_other_settings_than_stored()
             && (readers || !self.is_longer_than_its_state()?);
         if !unchanged {
             // Of processes that died and of which nobody was reminded.
@@ -145,12 +145,14 @@ impl Environment {
 }
 
 impl Environment {
-    /// Whether somebody has chosen how much log is to be kept, and that is not stored yet.
-    fn keeps_other_log_than_stored(&self) -> bool {
+    /// Whether somebody has chosen how much log is to be kept, or another reserve, and that is not stored yet.
+    fn has_other_settings_than_stored(&self) -> bool {
         let control = self.core.control();
         let kib = control.changes.keep_log_kib.load(Acquire);
         let durable = control.checkpoint.durable_meta.load(Acquire);
-        publish::read_meta(&self.core, durable).is_ok_and(|meta| meta.keep_log_kib != kib)
+        let reserve = control.readers.reserve_percent.load(Acquire);
+        publish::read_meta(&self.core, durable)
+            .is_ok_and(|meta| meta.keep_log_kib != kib || meta.reserve != reserve)
     }
 
     /// Whether the file has pages behind those that the durable state speaks of.

@@ -15,6 +15,7 @@ use crate::page::head::{HEAD_BYTES, Kind, PageHead};
 use crate::page::header::{HEADER_BYTES, HEADER_COPY_PAGE, HEADER_FIELD_BYTES, Header};
 use crate::page::map as map_page;
 use crate::page::meta::{META_PAGES, Meta};
+use crate::page::reserve::Reserve;
 use crate::storage::failpoint::crash_point;
 use crate::storage::file::{self, File};
 use crate::storage::filesystem;
@@ -75,7 +76,7 @@ impl PageBuffer {
 /// The first bucket page.
 fn bucket_page(page_size: usize) -> Vec<u8> {
     let mut buffer = PageBuffer::new(page_size);
-    let groups = groups_for(page_size, 0, 0);
+    let groups = groups_for(page_size, 0, 0, Reserve::NONE);
     // SAFETY: the buffer holds a page from its aligned start on, and is ours.
     unsafe {
         Builder::new(buffer.start(), page_size, PageNo(BUCKET_PAGE), FIRST_EPOCH, 0, 0, groups);

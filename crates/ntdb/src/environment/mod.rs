@@ -19,6 +19,7 @@ pub mod recover;
 pub mod registry;
 pub mod repair;
 pub mod replay;
+mod settings;
 pub mod sidecar;
 pub mod slot;
 pub mod snapshot;

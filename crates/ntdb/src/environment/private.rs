@@ -110,7 +110,6 @@ pub fn open_in_memory(options: &Options) -> Result<Arc<Environment>> {
         shm,
         header.page_size,
         KeyHasher::new(&header.hash_key, header.hash_mask),
-        header.reserve_percent as u8,
     );
     let meta = create::first_meta(header.reserve_percent);
     recover::initialise(&core, &meta, 0, meta.file_pages)?;

@@ -171,6 +171,7 @@ pub fn initialise(core: &Core, meta: &Meta, index: u32, file_pages: u32) -> Resu
     let lsn = meta.replay_from.0;
     control.readers.root.store(meta.root, Relaxed);
     control.readers.file_pages.store(file_pages, Relaxed);
+    control.readers.reserve_percent.store(meta.reserve, Relaxed);
     let words = &control.writer;
     words.tail.store(lsn, Relaxed);
     words.applied.store(lsn, Relaxed);

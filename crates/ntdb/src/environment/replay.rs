@@ -370,7 +370,7 @@ impl<'c> Replay<'c> {
     /// Takes an extent for `bytes`.
     fn take_extent(&self, bytes: u64) -> Result<Extent> {
         let core = self.core;
-        let pages = operation::extent_pages(core, bytes)?;
+        let pages = operation::extent_pages(core, bytes, 0)?;
         let mut writer = Writer::lock(core, None)?;
         let mut step = Step::begin(&mut writer);
         let first = step.take(pages)?;

@@ -50,7 +50,7 @@ pub fn build(
     let live = load(records);
     let expected = live.plus(extra);
     let size = core.page_size;
-    let groups = groups_for(size, expected.records, expected.bytes);
+    let groups = groups_for(size, expected.records, expected.bytes, core.reserve());
     let one_page = live.page_bytes() <= (size - HEAD_BYTES) * fill_percent / 100;
     let fill = if one_page { 100 } else { fill_percent };
     let epoch = core.epoch();

@@ -25,7 +25,7 @@ use super::lookup;
 use super::structure::{self, Progress};
 use super::walk;
 
-/// Buckets are joined when their records take at most this share of a page, in percent. They are split again at 94, so a load that
+/// Buckets are joined when their records take at most this share of a page (without the reserve), in percent. They are split again at 94, so a load that
 /// goes up and down a little does not do both in turn; the more they are joined, the fuller is a tree from which records come and go.
 const JOIN_PERCENT: usize = 75;
 /// As [`JOIN_PERCENT`], where the tree is to be small and not to be changed much.
@@ -100,7 +100,8 @@ fn join_buckets(writer: &mut Writer, path: &Path, hash: u64, percent: usize) -> 
     let Some((entry, _)) = path.directory else { return Ok(Progress::Ready) };
     let depth = structure::bucket_depth(core, path)?;
     // The buddy of a whole directory's bucket is in another directory.
-    if depth <= entry.prefix_bits || live.page_bytes() * 100 > room * percent {
+    if depth <= entry.prefix_bits || live.page_bytes() * 100 > room * core.reserve().share(percent)
+    {
         return Ok(Progress::Ready);
     }
     let other_hash = hash ^ 1 << (64 - depth);
@@ -110,7 +111,7 @@ fn join_buckets(writer: &mut Writer, path: &Path, hash: u64, percent: usize) -> 
         return Ok(Progress::Ready);
     }
     live = live.plus(bucket.load());
-    if live.page_bytes() * 100 > room * percent {
+    if live.page_bytes() * 100 > room * core.reserve().share(percent) {
         return Ok(Progress::Ready);
     }
     if structure::own_directory(writer, path)? == Progress::Stepped {

@@ -10,6 +10,8 @@ use crate::core::Core;
 use crate::error::Result;
 use crate::page::bucket::{self, Load};
 use crate::page::head::{HEAD_BYTES, Kind, PageHead, prefix_of};
+use crate::page::reserve::Reserve;
+use crate::shm::ways::Way;
 use crate::storage::failpoint::crash_point;
 use crate::transaction::step::{IN_SHM, Step};
 use crate::transaction::writer::Writer;
@@ -262,9 +264,11 @@ fn compact(writer: &mut Writer, path: &Path) -> Result<Progress> {
 }
 
 /// Makes room for `extra` in the path's bucket: compacts it, splits it, or, where the tree may not grow deeper, adds an
-/// overflow page.
-pub fn make_room(writer: &mut Writer, path: &Path, hash: u64, extra: Load) -> Result<()> {
+/// overflow page. Room for a record that is not there yet leaves the reserve: a bucket is split that is fuller without its dead
+/// records, but for an empty one, which no split makes emptier.
+pub fn make_room(writer: &mut Writer, path: &Path, hash: u64, extra: Load) -> Result<Way> {
     let core = writer.core;
+    let reserve = core.reserve();
     let chain = lookup::chain(core, path.bucket)?;
     let mut live = Load::default();
     for &page in &chain {
@@ -272,40 +276,42 @@ pub fn make_room(writer: &mut Writer, path: &Path, hash: u64, extra: Load) -> Re
     }
     let page_room = core.page_size - HEAD_BYTES;
     let with_extra = live.plus(extra).page_bytes() * 100;
+    let leaves = if extra.records == 0 || live.records == 0 { Reserve::NONE } else { reserve };
     // Of a page that was just rebuilt the load is exact: if the record does not fit then, it never will.
     if chain.len() == 1
-        && with_extra < page_room * REBUILD_BELOW_PERCENT
-        && bucket::fits(core.page_size, live.plus(extra))
+        && with_extra < page_room * leaves.share(REBUILD_BELOW_PERCENT)
+        && bucket::fits(core.page_size, live.plus(extra), reserve, leaves)
     {
         let bucket = core.bucket(path.bucket)?;
         // The page keeps its groups, which may be too many for the records that it has now: compact only if that makes
         // room, and more than for once.
-        let enough = live.bytes + extra.bytes + bucket.record_room() / 16 <= bucket.record_room();
+        let room = bucket.record_room();
+        let enough = live.bytes + extra.bytes + leaves.of(room) + room / 16 <= room;
         let has_slots = extra.records == 0 || bucket.vacant_slot(hash).is_some();
         let done = if has_slots && enough {
             compact(writer, path)
         } else {
             rebuild(writer, path, &chain, 100, extra)
         };
-        return done.map(drop);
+        return done.map(|_| Way::Compacted);
     }
     if split(writer, path, hash, &chain, extra)? != Progress::AtCap {
-        return Ok(());
+        return Ok(Way::Split);
     }
     if chain.len() > 1 && live.page_bytes() * 100 < page_room * chain.len() * 50 {
-        return rebuild(writer, path, &chain, CHAIN_FILL_PERCENT, extra).map(drop);
+        return rebuild(writer, path, &chain, CHAIN_FILL_PERCENT, extra).map(|_| Way::Compacted);
     }
-    extend_chain(writer, path, extra)
+    extend_chain(writer, path, extra).map(|()| Way::Split)
 }
 
 /// Makes room for an update of a record in some page of an overflow chain: splits the bucket if the tree may grow
 /// deeper by now, else repacks the chain so that every page has some room.
-pub fn make_room_in_chain(writer: &mut Writer, path: &Path, hash: u64, extra: Load) -> Result<()> {
+pub fn make_room_in_chain(writer: &mut Writer, path: &Path, hash: u64, extra: Load) -> Result<Way> {
     let chain = lookup::chain(writer.core, path.bucket)?;
     if split(writer, path, hash, &chain, extra)? != Progress::AtCap {
-        return Ok(());
+        return Ok(Way::Split);
     }
-    rebuild(writer, path, &chain, CHAIN_FILL_PERCENT, extra).map(drop)
+    rebuild(writer, path, &chain, CHAIN_FILL_PERCENT, extra).map(|_| Way::Compacted)
 }
 
 /// Puts an empty page before an overflow chain.

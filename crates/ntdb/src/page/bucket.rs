@@ -25,6 +25,7 @@ use crate::storage::failpoint::crash_point;
 use super::head::{HEAD_BYTES, Kind, PageHead};
 use super::prefetch::prefetch;
 use super::record::{self, Reason, Record};
+use super::reserve::Reserve;
 use super::tags::{DELETED, EMPTY, GROUP, Group, LIVE, tag_of};
 use crate::types::{Epoch, PageNo};
 
@@ -424,13 +425,13 @@ impl<'a> Bucket<'a> {
     }
 
     /// As [`Bucket::write_record`], for a short record (a key shorter than [`SHORT_KEY`], a value shorter than [`SHORT_VALUE`]), which
-    /// is put together in place; `None` if there is no room.
+    /// is put together in place; `None` if there is no room that leaves `leaves` bytes.
     #[inline(always)]
-    pub fn write_short_record(&self, key: &[u8], value: &[u8]) -> Option<usize> {
+    pub fn write_short_record(&self, key: &[u8], value: &[u8], leaves: usize) -> Option<usize> {
         debug_assert!(key.len() < SHORT_KEY && value.len() < SHORT_VALUE);
         let at = self.free_offset();
         let len = 2 + key.len() + value.len();
-        if at > self.size || len > self.size - at {
+        if at > self.size || len + leaves > self.size - at {
             return None;
         }
         self.head().free.store((at + len) as u32, Relaxed);
@@ -605,8 +606,8 @@ pub const fn max_groups(size: usize) -> usize {
 }
 
 /// Groups for a page of `size` bytes that is to hold `records` records of `bytes` in all: so many that they fit, if they can fit
-/// at all, and then such that slots and bytes run out together if more records of that kind come.
-pub fn groups_for(size: usize, records: usize, bytes: usize) -> usize {
+/// at all, and then such that slots and bytes, but for the reserve, run out together if more records of that kind come.
+pub fn groups_for(size: usize, records: usize, bytes: usize, reserve: Reserve) -> usize {
     let room = size - HEAD_BYTES;
     let most = room / (GROUP * (SLOT_BYTES + 1));
     if records == 0 {
@@ -614,18 +615,20 @@ pub fn groups_for(size: usize, records: usize, bytes: usize) -> usize {
     }
     let bytes = bytes.max(2 * records);
     // Seven of eight slots may be used, so a record costs 8/7 slots.
-    let capacity = room * 7 * records / (bytes * 7 + records * SLOT_BYTES * 8);
+    let for_inserts = room - reserve.of(room);
+    let capacity = for_inserts * 7 * records / (bytes * 7 + records * SLOT_BYTES * 8);
     let for_capacity = (capacity * 8).div_ceil(7 * GROUP);
     let for_present = ((records + 1) * 8).div_ceil(7 * GROUP);
     let beside_bytes = room.saturating_sub(bytes) / GROUP_BYTES;
     for_capacity.min(beside_bytes).max(for_present).clamp(1, most)
 }
 
-/// Whether records of this load fit into a page of `size` bytes that is made for them.
-pub fn fits(size: usize, load: Load) -> bool {
-    let groups = groups_for(size, load.records, load.bytes);
+/// Whether records of this load fit into a page of `size` bytes that is made for them with this reserve, and leave `leaves`.
+pub fn fits(size: usize, load: Load, reserve: Reserve, leaves: Reserve) -> bool {
+    let groups = groups_for(size, load.records, load.bytes, reserve);
     let slots = groups * GROUP / 8 * 7;
-    load.records <= slots && HEAD_BYTES + groups * GROUP_BYTES + load.bytes <= size
+    let room = size - HEAD_BYTES - groups * GROUP_BYTES;
+    load.records <= slots && load.bytes + leaves.of(room) <= room
 }
 
 /// Fills a new bucket page that nobody can see yet.
@@ -840,8 +843,12 @@ mod tests {
                 for average in [2, 3, 4, 5, 7, 10, 13, 50, 200, 1000] {
                     for odd in [0, records / 3, records.saturating_sub(1)] {
                         let load = Load { records, bytes: records * average + odd };
-                        if load.page_bytes() * 100 < room * 94 {
-                            assert!(fits(size, load), "{size} {load:?}");
+                        for percent in [0, 10, 50, 90] {
+                            let reserve = Reserve::from_percent(percent);
+                            if load.page_bytes() * 100 < room * reserve.share(94) {
+                                let fits = fits(size, load, reserve, reserve);
+                                assert!(fits, "{size} {load:?} {reserve:?}");
+                            }
                         }
                     }
                 }
@@ -853,7 +860,7 @@ mod tests {
     fn slots_and_bytes_run_out_together() {
         for size in [4096, 8192, 16384, 65536] {
             for average in [2, 10, 40, 200, 1000] {
-                let groups = groups_for(size, 10, 10 * average);
+                let groups = groups_for(size, 10, 10 * average, Reserve::NONE);
                 let slots = groups * GROUP * 7 / 8;
                 let room = size - HEAD_BYTES - groups * GROUP * SLOT_BYTES;
                 let records = room / average;

@@ -28,7 +28,9 @@
 use std::io;
 
 use crate::le;
-use crate::limits::{FORMAT_VERSION, MAX_PAGE_SIZE, MIN_PAGE_SIZE, valid_page_size};
+use crate::limits::{
+    FORMAT_VERSION, MAX_PAGE_SIZE, MIN_PAGE_SIZE, RESERVE_PERCENT_MAX, valid_page_size,
+};
 
 /// Bytes of the header block, whatever the page size is.
 pub const HEADER_BYTES: usize = MIN_PAGE_SIZE as usize;
@@ -40,9 +42,6 @@ pub const HEADER_COPY_PAGE: u32 = 3;
 pub const MAGIC: [u8; 8] = *b"ntdb\r\n\x1a\n";
 /// Id of SipHash-1-3 with a key of 128 bits.
 pub const HASH_SIPHASH_1_3: u32 = 1;
-
-/// The same bound as for the option.
-const RESERVE_PERCENT_MAX: u32 = 90;
 
 const MAGIC_AT: usize = 0;
 const VERSION_AT: usize = MAGIC_AT + 8;

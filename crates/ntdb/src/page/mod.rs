@@ -7,4 +7,5 @@ pub mod map;
 pub mod meta;
 pub mod prefetch;
 pub mod record;
+pub mod reserve;
 pub mod tags;

@@ -99,6 +99,8 @@ pub struct ReaderWords {
     /// 1 if somebody sleeps until something changes (see `awaited`). Here because writers look at it after every change, and
     /// at this line before it.
     pub awaited: AtomicU32,
+    /// The reserve in percent. Here because who puts a record has this line at hand.
+    pub reserve_percent: AtomicU32,
 }
 
 /// Words of pins that all readers load.
@@ -339,6 +341,11 @@ pub struct ChangeWords {
     pub keep_log_kib: AtomicU32,
 }
 
+/// Updates that did not just go into their page, by their [`Way`](super::ways::Way).
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct UpdateWords(pub [AtomicU64; super::ways::WAYS]);
+
 impl ChangeWords {
     /// So many bytes of past log are to be kept.
     pub fn keep_log_bytes(&self) -> u64 {
@@ -400,6 +407,8 @@ pub struct Control {
     pub snapshots: SegmentTable,
     /// For those who follow the changes.
     pub changes: ChangeWords,
+    /// Statistics of updates.
+    pub updates: UpdateWords,
 }
 
 impl Control {

@@ -12,6 +12,7 @@ pub mod pin;
 pub mod process;
 pub mod segment;
 pub mod stripe;
+pub mod ways;
 
 use std::io;
 use std::path::Path;

@@ -69,10 +69,15 @@ pub struct Note {
     pub fresh_before: AtomicU64,
     /// See `fresh_before`.
     pub fresh_after: AtomicU64,
-    /// Operands of the reclaim steps: see `space::retire`.
-    pub operand: [AtomicU64; 4],
+    /// Updates whose new record went into the page that has the old one. No part of the note: counted here, since every put writes to
+    /// this line anyway, and another line would have to move from writer to writer.
+    pub stayed: AtomicU64,
+    /// Zero.
+    pub reserved: AtomicU64,
     /// The stores.
     pub stores: [NoteStore; MAX_STORES],
+    /// Operands of the reclaim steps: see `space::retire`.
+    pub operand: [AtomicU64; 4],
 }
 
 impl Note {

@@ -187,7 +187,7 @@ fn prepare(
 ) -> Result<(Extent, Lsn)> {
     let core = &environment.core;
     let total: u64 = parts.iter().map(|part| part.len() as u64).sum();
-    let mut extent = take(core, operation::extent_pages(core, total)?, deadline)?;
+    let mut extent = take(core, operation::extent_pages(core, total, 0)?, deadline)?;
     crash_point("large.taken");
     let at = core.run(extent.first, extent.pages)?;
     let mut log = Chunks { environment, total, first: None, deadline };
@@ -229,8 +229,9 @@ fn prepare_append(
                 None => &[],
             };
             let len = key_part.len() as u64 + total;
-            let room = if old.is_some() { operation::grown_room(len) } else { len };
-            let mut extent = take(core, operation::extent_pages(core, room)?, deadline)?;
+            let growth = if old.is_some() { len / 2 } else { 0 };
+            let pages = operation::extent_pages(core, len, growth)?;
+            let mut extent = take(core, pages, deadline)?;
             crash_point("large.taken");
             let at = core.run(extent.first, extent.pages)?;
             let mut offset = 0;

@@ -426,6 +426,7 @@ impl<'e> Open<'e> {
         step.store_shared(&control.log.claim_first, 0);
         crash_point("transaction.commit");
         let count = private.count;
+        private.updates.publish(control);
         let lsn = step.data(&mut self.record, count)?;
         crash_point("transaction.committed");
         claim::clear(core);

@@ -17,7 +17,9 @@ use crate::page::bucket::{
 };
 use crate::page::head::HEAD_BYTES;
 use crate::page::record::{self, EXTENT_BYTES, Extent, Form, Record};
+use crate::page::reserve::Reserve;
 use crate::page::tags::{EMPTY, tag_of};
+use crate::shm::ways::Way;
 use crate::storage::failpoint::crash_point;
 use crate::types::{Lsn, PageNo, Run};
 
@@ -100,8 +102,8 @@ pub fn check_lengths(core: &Core, key_len: usize, value_len: u64) -> Result<()> 
     Ok(())
 }
 
-/// Pages of an extent for `bytes`.
-pub fn extent_pages(core: &Core, bytes: u64) -> Result<u32> {
+/// Pages of an extent that has just `bytes`.
+fn pages_of(core: &Core, bytes: u64) -> Result<u32> {
     u32::try_from(bytes.div_ceil(core.page_size as u64).max(1)).map_err(|_| Error::TooLong {
         path: core.path.clone(),
         what: "value",
@@ -110,9 +112,11 @@ pub fn extent_pages(core: &Core, bytes: u64) -> Result<u32> {
     })
 }
 
-/// Room for a value of `bytes` that has been appended to: half as much again.
-pub fn grown_room(bytes: u64) -> u64 {
-    bytes + bytes / 2
+/// Pages of an extent for `bytes`: with the reserve around them, and room for so much growth at least. (A file that is so large that
+/// it cannot have that, gets what is needed.)
+pub fn extent_pages(core: &Core, bytes: u64, growth: u64) -> Result<u32> {
+    let room = core.reserve().around(bytes).max(bytes.saturating_add(growth));
+    pages_of(core, room).or_else(|_| pages_of(core, bytes))
 }
 
 /// In a transaction a value gets more pages where it is, if those behind it are free: one for so many that it has,
@@ -135,36 +139,48 @@ fn look<'a>(core: &'a Core, root: Root, hash: u64, key: &[u8]) -> Result<(Path, 
     Ok((path, present))
 }
 
-/// Makes the bucket fit for a record of `len` bytes; `false` if the way must be looked for anew.
+/// What an insert leaves of a bucket for updates: nothing of an empty one, or of an overflow chain.
+fn leaves(core: &Core, bucket: &Bucket) -> usize {
+    if bucket.live_bytes() == 0 || !bucket.head().next().is_none() {
+        return 0;
+    }
+    core.reserve().of(bucket.record_room())
+}
+
+/// Makes the bucket fit for a record of `len` bytes: does a step towards that and says which, after which the way must be looked
+/// for anew; `None` if it is fit.
 fn make_ready(
     writer: &mut Writer,
     path: &Path,
     hash: u64,
     present: &Present,
     len: usize,
-) -> Result<bool> {
+) -> Result<Option<Way>> {
     let core = writer.core;
     if structure::own_bucket(writer, path)? == Progress::Stepped {
-        return Ok(false);
+        return Ok(Some(Way::Copied));
     }
     let bucket = match present {
         Some((_, bucket, _)) => *bucket,
         None => core.bucket(path.bucket)?,
     };
-    let has_slot = present.is_some() || bucket.vacant_slot(hash).is_some();
-    if has_slot && bucket.free_bytes() >= len {
-        return Ok(true);
+    let (has_slot, leaves) = match present {
+        Some(_) => (true, 0),
+        None => (bucket.vacant_slot(hash).is_some(), leaves(core, &bucket)),
+    };
+    if has_slot && bucket.free_bytes() >= len + leaves {
+        return Ok(None);
     }
     let extra = Load { records: present.is_none() as usize, bytes: len };
     let in_chain = present
         .as_ref()
         .is_some_and(|(page, bucket, _)| *page != path.bucket || !bucket.head().next().is_none());
-    if in_chain {
-        structure::make_room_in_chain(writer, path, hash, extra)?;
+    let way = if in_chain {
+        structure::make_room_in_chain(writer, path, hash, extra)?
     } else {
-        structure::make_room(writer, path, hash, extra)?;
-    }
-    Ok(false)
+        structure::make_room(writer, path, hash, extra)?
+    };
+    Ok(Some(way))
 }
 
 /// A page is written anew for one record if that makes room for one part in so many of it.
@@ -195,11 +211,16 @@ fn replace_in_place(writer: &mut Writer, present: &Present, bytes: &[u8]) -> Res
         return Ok(false);
     };
     // SAFETY: the page is the transaction's alone, and the transaction is at this.
-    unsafe { bucket.replace_compacting(found.slot, bytes, &mut private.room) }
-        .map_err(core.damage(*page))
+    let done = unsafe { bucket.replace_compacting(found.slot, bytes, &mut private.room) }
+        .map_err(core.damage(*page))?;
+    if done {
+        private.updates.count(Way::Compacted);
+    }
+    Ok(done)
 }
 
-/// Puts a record that lies in the page as a whole in place of the present one, if [`fits_in_place`].
+/// Puts a record that lies in the page as a whole in place of the present one, if [`fits_in_place`]. `way` tells what it took, done or
+/// not.
 fn put_in_place(
     writer: &mut Writer,
     hash: u64,
@@ -207,6 +228,7 @@ fn put_in_place(
     value: &[u8],
     len: usize,
     scratch: &mut Vec<u8>,
+    way: &mut Way,
 ) -> Result<bool> {
     let core = writer.core;
     let mut steps = Steps::default();
@@ -217,6 +239,7 @@ fn put_in_place(
             return Ok(false);
         }
         if structure::own_bucket(writer, &path)? == Progress::Stepped {
+            *way = Way::Copied;
             continue;
         }
         if !fits_in_place(writer, &path, &present, len) {
@@ -247,12 +270,13 @@ fn fill_extent(step: &mut Step, pages: u32, parts: &[&[u8]]) -> Result<Extent> {
     Ok(Extent { first, pages, crc, epoch: core.epoch() })
 }
 
-/// Writes the encoded record into the bucket and carries the step out.
+/// Writes the encoded record into the bucket and carries the step out; an update went this `way` so far.
 fn publish(
     mut step: Step,
     path: &Path,
     hash: u64,
     present: &Present,
+    way: Way,
     bytes: &[u8],
     log: &mut LogRecord,
 ) -> Result<Lsn> {
@@ -269,6 +293,7 @@ fn publish(
         Some((_, _, found)) => {
             head.count_dead(found.record.len);
             step.store(core.place(page, bucket.offset_place(found.slot)), 2, 1, offset as u64);
+            step.count_update(way);
         }
         None => {
             let slot = bucket
@@ -343,7 +368,8 @@ fn put_quickly(
             (bucket.vacant_slot(hash)?, Some(tag_of(hash)))
         }
     };
-    let offset = bucket.write_short_record(key, value)?;
+    let leaves = if tag.is_some() { leaves(core, &bucket) } else { 0 };
+    let offset = bucket.write_short_record(key, value, leaves)?;
     crash_point("slot.record.written");
     match found {
         Short::Found { len, .. } => head.count_dead(2 + key.len() + len),
@@ -371,27 +397,28 @@ pub fn put(
         lookup::know_array(core, writer.root());
     }
     let (layout, len) = layout(core.page_size, key.len(), value.len() as u64);
+    let mut way = Way::default();
     if writer.is_private()
         && layout == Layout::Inline
         && condition != Condition::Absent
-        && put_in_place(writer, hash, key, value, len, scratch)?
+        && put_in_place(writer, hash, key, value, len, scratch, &mut way)?
     {
         return Ok(Some(Lsn(0)));
     }
-    put_record(writer, hash, key, len, condition, log, scratch, |step, record| {
+    put_record(writer, hash, key, len, condition, way, log, scratch, |step, record| {
         if layout == Layout::Inline {
             record::encode_inline(record, key, &[value]);
             return Ok(None);
         }
         let in_extent: &[&[u8]] = if layout == Layout::LongKey { &[key, value] } else { &[value] };
         let bytes = in_extent.iter().map(|part| part.len() as u64).sum();
-        let extent = fill_extent(step, extent_pages(core, bytes)?, in_extent)?;
+        let extent = fill_extent(step, extent_pages(core, bytes, 0)?, in_extent)?;
         encode_long(record, layout, key, hash, value.len() as u64, &extent);
         Ok(Some(extent.first))
     })
 }
 
-/// Publishes a new record of `len` bytes in the page, if the condition holds. `encode` writes it; pages that it needs it takes in
+/// Publishes a new record of `len` bytes in the page, if the condition holds; what that took so far is `way`. `encode` writes it; pages that it needs it takes in
 /// the step. It returns the first page of the record's extent, which an appended value shares with the record before.
 #[allow(clippy::too_many_arguments)]
 fn put_record(
@@ -400,6 +427,7 @@ fn put_record(
     key: &[u8],
     len: usize,
     condition: Condition,
+    mut way: Way,
     log: &mut LogRecord,
     scratch: &mut Vec<u8>,
     mut encode: impl FnMut(&mut Step, &mut Vec<u8>) -> Result<Option<PageNo>>,
@@ -412,7 +440,8 @@ fn put_record(
         if !condition.holds(present.is_some()) {
             return Ok(None);
         }
-        if !make_ready(writer, &path, hash, &present, len)? {
+        if let Some(step) = make_ready(writer, &path, hash, &present, len)? {
+            way = way.max(step);
             continue;
         }
         scratch.clear();
@@ -422,8 +451,9 @@ fn put_record(
             && found.record.extent().map(|old| old.first) != extent
         {
             give_extent(&mut step, &found.record)?;
+            way = Way::Moved;
         }
-        return publish(step, &path, hash, &present, scratch, log).map(Some);
+        return publish(step, &path, hash, &present, way, scratch, log).map(Some);
     }
 }
 
@@ -441,7 +471,8 @@ pub fn put_extent(
     mut also: impl FnMut(&mut Step),
 ) -> Result<Option<Lsn>> {
     let len = long_len(layout, key.len(), value_len);
-    put_record(writer, hash, key, len, condition, log, &mut Vec::new(), |step, record| {
+    let way = Way::default();
+    put_record(writer, hash, key, len, condition, way, log, &mut Vec::new(), |step, record| {
         encode_long(record, layout, key, hash, value_len, extent);
         also(step);
         Ok(Some(extent.first))
@@ -531,7 +562,7 @@ pub fn append(
     scratch: &mut Vec<u8>,
 ) -> Result<Option<Appended>> {
     let core = writer.core;
-    let mut steps = Steps::default();
+    let (mut steps, mut way) = (Steps::default(), Way::default());
     loop {
         steps.count(core)?;
         let (path, present) = look(core, writer.root(), hash, key)?;
@@ -567,7 +598,8 @@ pub fn append(
                 return Ok(Some(Appended { lsn: Lsn(0), len: total }));
             }
         }
-        if !make_ready(writer, &path, hash, &present, len)? {
+        if let Some(step) = make_ready(writer, &path, hash, &present, len)? {
+            way = way.max(step);
             continue;
         }
         // What recovery applies is in the log already, perhaps in chunks because one record cannot hold it.
@@ -583,10 +615,14 @@ pub fn append(
             (Layout::Inline, None) => record::encode_inline(scratch, key, &[bytes]),
             (_, old) => {
                 let extent = extend(&mut step, layout, old.as_ref(), key, bytes)?;
+                if old.and_then(|record| record.extent()).map(|old| old.first) != Some(extent.first)
+                {
+                    way = Way::Moved;
+                }
                 encode_long(scratch, layout, key, hash, total, &extent);
             }
         }
-        let lsn = publish(step, &path, hash, &present, scratch, log)?;
+        let lsn = publish(step, &path, hash, &present, way, scratch, log)?;
         return Ok(Some(Appended { lsn, len: total }));
     }
 }
@@ -603,7 +639,7 @@ fn extend(
     let core = step.core();
     if let Some((record, mut extent)) = old.and_then(|r| r.extent().map(|extent| (r, extent))) {
         let used = record.extent_bytes();
-        let needed = extent_pages(core, used + bytes.len() as u64)?.saturating_sub(extent.pages);
+        let needed = pages_of(core, used + bytes.len() as u64)?.saturating_sub(extent.pages);
         if needed > 0 {
             // Others may need what is behind; so not much more than is needed.
             let most = (extent.pages / GROWTH_PART).clamp(GROWTH_PAGES_MIN, GROWTH_PAGES_MAX);
@@ -629,14 +665,13 @@ fn extend(
     };
     let key_part = if layout == Layout::LongKey { key } else { &[] };
     let len = (key_part.len() + value.len() + bytes.len()) as u64;
-    // A value that appears all at once gets what it needs, one that grows gets room to grow.
-    let room = match old {
-        None => len,
+    let growth = match old {
+        None => 0,
         // It may get more where it will be.
-        Some(_) if step.is_private() && len >= LARGE_BYTES => len + len / 4,
-        Some(_) => grown_room(len),
+        Some(_) if step.is_private() && len >= LARGE_BYTES => len / 4,
+        Some(_) => len / 2,
     };
-    let extent = fill_extent(step, extent_pages(core, room)?, &[key_part, value, bytes])?;
+    let extent = fill_extent(step, extent_pages(core, len, growth)?, &[key_part, value, bytes])?;
     if let Some(record) = old {
         give_extent(step, record)?;
     }
@@ -647,7 +682,7 @@ fn extend(
 pub fn empty_bucket(step: &mut Step) -> Result<PageNo> {
     let core = step.core();
     let number = step.take(1)?;
-    let groups = groups_for(core.page_size, 0, 0);
+    let groups = groups_for(core.page_size, 0, 0, Reserve::NONE);
     let page = core.page(number)?;
     // SAFETY: taken by this step: nobody else uses it; mapped and aligned to its size.
     unsafe { Builder::new(page, core.page_size, number, core.epoch(), 0, 0, groups) };

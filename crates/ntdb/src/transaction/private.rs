@@ -18,6 +18,7 @@ use crate::index::locate::Root;
 use crate::index::lookup;
 use crate::options::deadline_after;
 use crate::page::head::PageHead;
+use crate::shm::ways::Ways;
 use crate::space::allocate;
 use crate::storage::failpoint::crash_point;
 use crate::types::{Epoch, PageNo, Run};
@@ -79,6 +80,8 @@ pub struct Private {
     pub root: Root,
     /// Records in it.
     pub count: u64,
+    /// Updates that were made in it.
+    pub updates: Ways,
     /// A random number of this shared state, from which marks are counted, so that those that were written to disk long ago mean
     /// nothing.
     base: u64,
@@ -113,6 +116,7 @@ impl Private {
         Private {
             root: lookup::current_root(core),
             count: core.control().writer.count.load(Relaxed),
+            updates: Ways::default(),
             base,
             mark: next_mark(core, base),
             first_epoch: core.epoch(),

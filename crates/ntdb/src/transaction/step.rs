@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::index::discard;
 use crate::page::bucket::Bucket;
 use crate::shm::note::{MAX_STORES, NO_LSN, state};
+use crate::shm::ways::{self, Way};
 use crate::space::{allocate, bits, retire};
 use crate::storage::failpoint::crash_point;
 use crate::types::{Epoch, Lsn, PageNo, Run};
@@ -241,6 +242,9 @@ impl<'w, 'a> Step<'w, 'a> {
         let core = self.writer.core;
         if let Some(private) = self.writer.private_tree() {
             private.count = count;
+            if tag.is_none() {
+                private.updates.count(Way::Stayed);
+            }
             bucket.publish(slot, offset, tag);
             return Lsn(0);
         }
@@ -252,8 +256,19 @@ impl<'w, 'a> Step<'w, 'a> {
         bucket.publish(slot, offset, tag);
         control.writer.count.store(count, Relaxed);
         control.writer.applied.store(end, Release);
+        if tag.is_none() {
+            ways::count_stayed(control);
+        }
         self.disarm();
         Lsn(end)
+    }
+
+    /// Counts that the step updates a record, which went this `way` so far.
+    pub fn count_update(&mut self, way: Way) {
+        match self.writer.private_tree() {
+            Some(private) => private.updates.count(way),
+            None => ways::count(self.core().control(), way),
+        }
     }
 
     fn finish_private(&mut self) -> Result<()> {
