@@ -201,6 +201,16 @@ Examples:
   ntdb compact users.ntdb
   ntdb compact users.ntdb --json | jq .bytes_after")]
     Compact(CompactArgs),
+    /// Change the reserve, or how much past log is kept, of a database that is there
+    #[command(long_about = "\
+Change the reserve, or how much past log is kept, of a database that is there, while others use it. It
+is on disk when the command ends. The reserve is what inserts from then on leave of each page for later
+updates; pages that are fuller stay so until something happens to them.")]
+    #[command(after_help = "\
+Examples:
+  ntdb set users.ntdb --reserve 20
+  ntdb set users.ntdb --keep-log 64M")]
+    Set(SetArgs),
     /// Copy what can still be read of a damaged database into a new one (status 1 if something is lost)
     #[command(after_help = "\
 Examples:
@@ -484,6 +494,31 @@ pub struct CompactArgs {
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// `ntdb set`.
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    /// The database
+    pub file: PathBuf,
+    /// What to change.
+    #[command(flatten)]
+    pub settings: Settings,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What can be changed of a database.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub struct Settings {
+    /// Percent of each page (0 to 90) that inserts leave to later updates
+    #[arg(long, value_name = "PERCENT", value_parser = parse_reserve)]
+    pub reserve: Option<u8>,
+    /// Keep so much past log (64M), so that `watch` can go back in time
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub keep_log: Option<u64>,
 }
 
 /// Arguments of `stat` and `check`.

@@ -62,6 +62,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Check(args) => commands::check::run(global, args),
         Command::Backup(args) => commands::backup::run(global, args),
         Command::Compact(args) => commands::compact::run(global, args),
+        Command::Set(args) => commands::set::run(global, args),
         Command::Recover(args) => commands::recover::run(global, args),
         Command::Torture(args) => commands::torture::run(global, args),
         Command::TortureWorker(args) => commands::torture::work(global, args),

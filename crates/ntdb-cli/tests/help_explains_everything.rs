@@ -4,9 +4,9 @@ mod common;
 
 use common::Place;
 
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 17] = [
     "create", "get", "put", "insert", "append", "delete", "exists", "list", "load", "dump", "stat",
-    "check", "backup", "recover", "torture", "watch",
+    "check", "backup", "set", "recover", "torture", "watch",
 ];
 
 #[test]

@@ -144,3 +144,46 @@ fn durable_writes_are_the_same_writes() {
     lines.sort();
     assert_eq!(lines, ["k\tv", "l\tw", "m\tx"]);
 }
+
+/// What `set` changes is on disk when it ends, and `stat` tells; a database that is there already takes it.
+#[test]
+fn settings_of_a_database_can_be_changed() {
+    let place = Place::new();
+    place.run(["create", "db"]).ok();
+    let stat = |name: &str| -> serde_json::Value {
+        serde_json::from_slice(&place.run(["stat", "db", "--json"]).ok())
+            .map(|all: serde_json::Value| all[name].clone())
+            .expect("JSON")
+    };
+    assert_eq!(stat("reserve_percent"), 0);
+    assert_eq!(place.run(["set", "db", "--reserve", "25"]).text(), "reserve 25 %\n");
+    assert_eq!(stat("reserve_percent"), 25);
+    let set = ["set", "db", "--reserve", "0", "--keep-log", "1M", "--json"];
+    assert_eq!(place.run(set).text(), "{\"reserve_percent\":0,\"keep_log_bytes\":1048576}\n");
+    assert_eq!(
+        place.run(["set", "db", "--keep-log", "1M"]).text(),
+        "reserve 0 %, 1048576 bytes of past log kept\n"
+    );
+    for wrong in
+        [&["set", "db"][..], &["set", "db", "--reserve", "91"], &["set", "db", "--reserve", "-1"]]
+    {
+        place.run(wrong).expect_status(2);
+    }
+    let run = place.run(["set", "absent", "--reserve", "1"]).expect_status(3);
+    assert!(run.stderr().contains("absent"), "{}", run.stderr());
+
+    for i in 0..200 {
+        place.run(["put", "db", &format!("k{i}"), "some value"]).ok();
+    }
+    place.run(["put", "db", "k7", "another"]).ok();
+    let fill = stat("fill");
+    let pages: u64 =
+        fill["pages"].as_array().expect("tenths").iter().filter_map(|n| n.as_u64()).sum();
+    assert!(pages >= 1, "{fill}");
+    assert_eq!(fill["is_sample"], false);
+    assert!(fill["live_percent"].as_f64() > Some(1.0), "{fill}");
+    let shown = place.run(["stat", "db"]).text();
+    for row in ["reserve", "pages filled", "pages by tenths", "updates"] {
+        assert!(shown.contains(&format!("\n{row} ")), "{row}: {shown}");
+    }
+}

@@ -17,6 +17,7 @@ mod load_processes;
 mod load_share;
 pub mod load_worker;
 pub mod recover;
+pub mod set;
 pub mod stat;
 pub mod store;
 pub mod torture;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ntdb::Stat;
+use ntdb::{Error, FILL_PARTS, Fill, Stat};
 use serde::Serialize;
 
 use crate::cli::{GlobalOptions, InspectArgs};
@@ -25,6 +25,8 @@ struct Facts<'a> {
     depth: u32,
     epoch: u64,
     reserve_percent: u8,
+    fill: Option<FillFacts>,
+    updates: Updates,
     processes: &'a [u32],
     oldest_reader: Option<u32>,
     keep_log_bytes: u64,
@@ -32,6 +34,25 @@ struct Facts<'a> {
     snapshots: u64,
     snapshot_bytes: u64,
     oldest_snapshot: Option<OldestSnapshot>,
+}
+
+/// The members of [`Fill`](ntdb::Fill).
+#[derive(Serialize)]
+struct FillFacts {
+    pages: [u64; FILL_PARTS],
+    live_percent: f64,
+    free_percent: f64,
+    is_sample: bool,
+}
+
+/// The members of [`UpdateStat`](ntdb::UpdateStat).
+#[derive(Serialize)]
+struct Updates {
+    stayed: u64,
+    copied: u64,
+    compacted: u64,
+    split: u64,
+    moved: u64,
 }
 
 /// The members of [`SnapshotStat`](ntdb::SnapshotStat).
@@ -46,8 +67,13 @@ struct OldestSnapshot {
 pub fn run(global: &GlobalOptions, args: &InspectArgs) -> Result<(), Failure> {
     let db = opening::for_reading(global, &args.file, args.read.read_only)?;
     let stat = db.stat()?;
+    let fill = match db.fill() {
+        // The rest may be what somebody needs to know about a damaged one.
+        Err(Error::Corrupt { .. }) => None,
+        fill => Some(fill?),
+    };
     db.close()?;
-    let facts = facts(&stat);
+    let facts = facts(&stat, fill);
     let mut out = Output::new();
     if args.json {
         out.json(&facts)?;
@@ -59,7 +85,7 @@ pub fn run(global: &GlobalOptions, args: &InspectArgs) -> Result<(), Failure> {
     out.finish()
 }
 
-fn facts(stat: &Stat) -> Facts<'_> {
+fn facts(stat: &Stat, fill: Option<Fill>) -> Facts<'_> {
     Facts {
         page_size: stat.page_size,
         records: stat.records,
@@ -72,6 +98,19 @@ fn facts(stat: &Stat) -> Facts<'_> {
         depth: stat.depth,
         epoch: stat.epoch,
         reserve_percent: stat.reserve_percent,
+        fill: fill.map(|fill| FillFacts {
+            pages: fill.pages,
+            live_percent: fill.live_percent,
+            free_percent: fill.free_percent,
+            is_sample: fill.is_sample,
+        }),
+        updates: Updates {
+            stayed: stat.updates.stayed,
+            copied: stat.updates.copied,
+            compacted: stat.updates.compacted,
+            split: stat.updates.split,
+            moved: stat.updates.moved,
+        },
         processes: &stat.processes,
         oldest_reader: stat.oldest_reader,
         keep_log_bytes: stat.keep_log_bytes,
@@ -102,6 +141,12 @@ fn table(file: &Path, facts: &Facts) -> Vec<(&'static str, String)> {
         ("redo log", bytes(facts.log_bytes)),
         ("page size", bytes(facts.page_size.into())),
         ("reserve", format!("{} %", facts.reserve_percent)),
+        ("pages filled", facts.fill.as_ref().map_or("unknown, for damage".into(), filled)),
+        (
+            "pages by tenths",
+            facts.fill.as_ref().map_or("-".into(), |fill| fill.pages.map(grouped).join(" ")),
+        ),
+        ("updates", updates(&facts.updates)),
         ("hash depth", facts.depth.to_string()),
         ("epoch", facts.epoch.to_string()),
         ("change counter", grouped(facts.change_counter)),
@@ -132,6 +177,24 @@ fn table(file: &Path, facts: &Facts) -> Vec<(&'static str, String)> {
             },
         ),
     ]
+}
+
+fn filled(fill: &FillFacts) -> String {
+    let FillFacts { live_percent, free_percent, is_sample, .. } = fill;
+    let dead = (100.0 - live_percent - free_percent).max(0.0);
+    let sample = if *is_sample { " (of a sample)" } else { "" };
+    format!("{live_percent:.1} % live, {free_percent:.1} % free, {dead:.1} % dead{sample}")
+}
+
+fn updates(updates: &Updates) -> String {
+    let ways = [
+        (updates.stayed, "stayed in their page"),
+        (updates.copied, "copied it"),
+        (updates.compacted, "compacted it"),
+        (updates.split, "split it"),
+        (updates.moved, "moved a long value"),
+    ];
+    ways.map(|(count, way)| format!("{} {way}", grouped(count))).join(", ")
 }
 
 /// As exactly as a person wants to know it.
