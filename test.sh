@@ -45,8 +45,8 @@ say "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 
 say "unit tests, property tests, model checks, examples"
-cargo test -p ntdb -p ntdb-proof -p ntdb-cli --no-run
-within $((1200 + NTDB_TEST_SECONDS)) cargo test -p ntdb -p ntdb-proof -p ntdb-cli
+cargo test -p ntdb -p ntdb-proof -p ntdb-workload -p ntdb-cli --no-run
+within $((1200 + NTDB_TEST_SECONDS)) cargo test -p ntdb -p ntdb-proof -p ntdb-workload -p ntdb-cli
 for example in counter words iterate replicate; do
     cargo run --quiet --release -p ntdb --example "$example"
 done

@@ -1,11 +1,15 @@
 //! The command line: what can be asked for, and the help that explains it.
 
+mod bench;
+
+pub use self::bench::*;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand};
 
 const STATUSES: &str = "\
 Exit status:
@@ -262,6 +266,9 @@ Examples:
     Watch(WatchArgs),
     /// Measure speed
     Bench(BenchArgs),
+    /// What a client of `bench` does
+    #[command(hide = true)]
+    BenchWorker(BenchWorkerArgs),
 }
 
 /// Arguments of `create`.
@@ -647,127 +654,6 @@ pub struct TortureWorkerArgs {
     /// Use transactions, too
     #[arg(long)]
     pub transactions: bool,
-}
-
-/// Arguments of `bench`.
-#[derive(Args, Debug)]
-pub struct BenchArgs {
-    /// Which benchmark.
-    #[command(subcommand)]
-    pub benchmark: Benchmark,
-}
-
-/// The benchmarks.
-#[derive(Subcommand, Debug)]
-pub enum Benchmark {
-    /// Time eight kinds of operations on a new database
-    #[command(long_about = "\
-Time eight kinds of operations on a new database, one thread of one process, and print for each the
-nanoseconds per operation and the size of the data file afterwards.
-
-  Adding      inserts keys 0 to N-1
-  Finding     copies the value of each key, in the order of insertion
-  Missing     looks up N keys that are never there
-  Traversing  visits all records once
-  Deleting    deletes all: keys of index (j + 100003) mod N, for j from 0
-  Re-adding   inserts all again
-  Appending   adds as many bytes as a value has to each value
-  Churning    deletes the key of index i = (j + 1000019) mod N and inserts i + N, for each j;
-              such a pair counts as one operation
-
-A key is its index, 4 bytes little-endian (--keys random: scrambled, one to one). Every answer is
-counted, and a wrong count ends the benchmark with status 3. What is timed is the loop, and for the
-phases that change something the sync to disk behind it, unless --no-sync. Opening and closing are
-not timed.
-
-With --transaction each phase is one transaction: timed are its beginning, the loop, and the commit,
-but not the sync that follows (with --durable the commit waits for the disk, and that is timed).")]
-    #[command(after_help = "\
-Examples:
-  ntdb bench speed
-  ntdb bench speed 1000000 --no-sync
-  ntdb bench speed 100000 --transaction
-  ntdb bench speed 100000 --keys random --value-size 100 --json
-  ntdb bench speed 100000 --internal")]
-    Speed(SpeedArgs),
-    /// Time transactions that let records grow by appends
-    #[command(long_about = "\
-Time transactions that let records grow by appends, as a directory of users and groups does, on a
-new database. Prints the time of each transaction, with its commit to disk, and of the check behind
-it, and in the end the sums, the program's memory (its own; and the most that it had with the mapped
-pages of the file), and the size of the file, before and after it is closed.
-
-  first transaction  inserts USERS records (48-byte keys, 64-byte values) and appends 51 bytes to
-                     one index record for each
-  GROUPS others      insert a group record (48-byte key, 32-byte value), and append 32 bytes to every
-                     user and, for every user, to the group")]
-    #[command(after_help = "\
-Examples:
-  ntdb bench grow 250000 10
-  ntdb bench grow 10000 3 --file grown.ntdb --json")]
-    Grow(GrowArgs),
-}
-
-/// Arguments of `bench grow`.
-#[derive(Args, Debug)]
-pub struct GrowArgs {
-    /// How many users
-    #[arg(value_parser = |text: &str| parse_number(text, 1, 1_000_000_000))]
-    pub users: u32,
-    /// How many groups
-    #[arg(value_parser = |text: &str| parse_number(text, 0, 1_000_000))]
-    pub groups: u32,
-    /// Use this new file and leave it there; without, a temporary file in $TMPDIR
-    #[arg(long, value_name = "PATH")]
-    pub file: Option<PathBuf>,
-    /// Print a JSON object
-    #[arg(long)]
-    pub json: bool,
-    /// Properties of the new database.
-    #[command(flatten)]
-    pub new: CreateOptions,
-}
-
-/// Arguments of `bench speed`.
-#[derive(Args, Debug)]
-pub struct SpeedArgs {
-    /// How many records
-    #[arg(value_name = "N", default_value_t = 1000)]
-    #[arg(value_parser = |text: &str| parse_number(text, 1, 1_000_000_000))]
-    pub records: u32,
-    /// Use this new file and leave it there; without, a temporary file in $TMPDIR
-    #[arg(long, value_name = "PATH", conflicts_with = "internal")]
-    pub file: Option<PathBuf>,
-    /// Use a database in memory
-    #[arg(long)]
-    pub internal: bool,
-    /// Leave out the sync to disk at the end of each phase
-    #[arg(long)]
-    pub no_sync: bool,
-    /// Make each phase one transaction
-    #[arg(long)]
-    pub transaction: bool,
-    /// Which keys: the index itself, or scrambled
-    #[arg(long, value_enum, default_value_t = KeyOrder::Seq)]
-    pub keys: KeyOrder,
-    /// Length of a value
-    #[arg(long, value_name = "BYTES", default_value_t = 4)]
-    pub value_size: usize,
-    /// Print a JSON object
-    #[arg(long)]
-    pub json: bool,
-    /// Properties of the new database.
-    #[command(flatten)]
-    pub new: CreateOptions,
-}
-
-/// The keys of `bench speed`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KeyOrder {
-    /// The index.
-    Seq,
-    /// A one-to-one scramble of the index.
-    Random,
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {

@@ -70,7 +70,12 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Bench(args) => match &args.benchmark {
             cli::Benchmark::Speed(args) => bench::speed::run(global, args),
             cli::Benchmark::Grow(args) => bench::grow::run(global, args),
+            cli::Benchmark::Tpcb(args) => bench::tpcb::run(global, args),
+            cli::Benchmark::Mixed(args) => bench::mixed::run(global, args),
+            cli::Benchmark::Dbspeed(args) => bench::dbspeed::run(global, args),
+            cli::Benchmark::Scale(args) => bench::scale::run(global, args),
         },
+        Command::BenchWorker(args) => bench::clients::work(global, args),
     }
 }
 

@@ -73,6 +73,25 @@ impl Progress {
         self.bar.set_position(done);
     }
 
+    /// Does `work`, and meanwhile shows what `done` says, as operations.
+    pub fn while_growing<T>(&self, done: impl Fn() -> u64 + Send, work: impl FnOnce() -> T) -> T {
+        if self.bar.is_hidden() {
+            return work();
+        }
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let timeout = std::sync::mpsc::RecvTimeoutError::Timeout;
+                while ended.recv_timeout(Duration::from_millis(100)) == Err(timeout) {
+                    self.bar.set_position(done());
+                }
+            });
+            let result = work();
+            drop(end);
+            result
+        })
+    }
+
     /// Takes the bar away while `write` writes to the same terminal.
     pub fn hidden_for<T>(&self, write: impl FnOnce() -> T) -> T {
         self.bar.suspend(write)

@@ -22,10 +22,16 @@ fn every_command_has_help_with_an_example() {
     let help = place.run(["bench", "speed", "--help"]).text();
     assert!(help.contains("ntdb bench speed 1000000"), "{help}");
     assert!(help.contains("What is timed"), "{help}");
+    for name in ["tpcb", "mixed", "dbspeed", "scale"] {
+        let help = place.run(["bench", name, "--help"]).text();
+        assert!(help.contains(&format!("ntdb bench {name}\n")), "{help}");
+    }
     let help = place.run(["bench", "grow", "--help"]).text();
     assert!(help.contains("ntdb bench grow 250000 10"), "{help}");
     assert!(
-        !all.contains("load-worker") && !all.contains("torture-worker"),
+        !all.contains("load-worker")
+            && !all.contains("torture-worker")
+            && !all.contains("bench-worker"),
         "an internal command is listed"
     );
 }
@@ -38,7 +44,14 @@ fn the_statuses_are_documented_in_both_places() {
         assert!(help.contains(&format!("\n  {status}  ")), "{status} in --help");
         assert!(manual.contains(&format!("\n| {status} | ")), "{status} in docs/cli.md");
     }
-    for command in COMMANDS.iter().chain(&["bench speed", "bench grow"]) {
+    for command in COMMANDS.iter().chain(&[
+        "bench speed",
+        "bench grow",
+        "bench tpcb",
+        "bench mixed",
+        "bench dbspeed",
+        "bench scale",
+    ]) {
         assert!(manual.contains(&format!("\n### {command}")), "{command} in docs/cli.md");
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use ntdb::{Error, FILL_PARTS, Fill, Stat};
 use serde::Serialize;
 
+use crate::bench::Updates;
 use crate::cli::{GlobalOptions, InspectArgs};
 use crate::failure::Failure;
 use crate::opening;
@@ -24,6 +25,7 @@ struct Facts<'a> {
     change_counter: u64,
     depth: u32,
     epoch: u64,
+    checkpoint_bytes: u64,
     reserve_percent: u8,
     fill: Option<FillFacts>,
     updates: Updates,
@@ -43,16 +45,6 @@ struct FillFacts {
     live_percent: f64,
     free_percent: f64,
     is_sample: bool,
-}
-
-/// The members of [`UpdateStat`](ntdb::UpdateStat).
-#[derive(Serialize)]
-struct Updates {
-    stayed: u64,
-    copied: u64,
-    compacted: u64,
-    split: u64,
-    moved: u64,
 }
 
 /// The members of [`SnapshotStat`](ntdb::SnapshotStat).
@@ -97,6 +89,7 @@ fn facts(stat: &Stat, fill: Option<Fill>) -> Facts<'_> {
         change_counter: stat.change_counter,
         depth: stat.depth,
         epoch: stat.epoch,
+        checkpoint_bytes: stat.checkpoint_bytes,
         reserve_percent: stat.reserve_percent,
         fill: fill.map(|fill| FillFacts {
             pages: fill.pages,
@@ -104,13 +97,7 @@ fn facts(stat: &Stat, fill: Option<Fill>) -> Facts<'_> {
             free_percent: fill.free_percent,
             is_sample: fill.is_sample,
         }),
-        updates: Updates {
-            stayed: stat.updates.stayed,
-            copied: stat.updates.copied,
-            compacted: stat.updates.compacted,
-            split: stat.updates.split,
-            moved: stat.updates.moved,
-        },
+        updates: Updates::new(&stat.updates),
         processes: &stat.processes,
         oldest_reader: stat.oldest_reader,
         keep_log_bytes: stat.keep_log_bytes,
@@ -146,7 +133,7 @@ fn table(file: &Path, facts: &Facts) -> Vec<(&'static str, String)> {
             "pages by tenths",
             facts.fill.as_ref().map_or("-".into(), |fill| fill.pages.map(grouped).join(" ")),
         ),
-        ("updates", updates(&facts.updates)),
+        ("updates", facts.updates.describe()),
         ("hash depth", facts.depth.to_string()),
         ("epoch", facts.epoch.to_string()),
         ("change counter", grouped(facts.change_counter)),
@@ -184,17 +171,6 @@ fn filled(fill: &FillFacts) -> String {
     let dead = (100.0 - live_percent - free_percent).max(0.0);
     let sample = if *is_sample { " (of a sample)" } else { "" };
     format!("{live_percent:.1} % live, {free_percent:.1} % free, {dead:.1} % dead{sample}")
-}
-
-fn updates(updates: &Updates) -> String {
-    let ways = [
-        (updates.stayed, "stayed in their page"),
-        (updates.copied, "copied it"),
-        (updates.compacted, "compacted it"),
-        (updates.split, "split it"),
-        (updates.moved, "moved a long value"),
-    ];
-    ways.map(|(count, way)| format!("{} {way}", grouped(count))).join(", ")
 }
 
 /// As exactly as a person wants to know it.

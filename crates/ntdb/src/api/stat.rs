@@ -101,6 +101,9 @@ pub struct Stat {
     pub updates: UpdateStat,
     /// Checkpoints since then.
     pub checkpoints: u64,
+    /// Bytes of the pages that they found new: what they had to bring to disk, apart from the map of free space, of which each
+    /// writes a page or some.
+    pub checkpoint_bytes: u64,
     /// Dead processes repaired since then.
     pub repairs: u64,
     /// Process ids of the attached processes, each as it sees itself.
@@ -159,6 +162,7 @@ pub fn stat(environment: &Environment, deadline: Option<std::time::Instant>) -> 
             UpdateStat { stayed, copied, compacted, split, moved }
         },
         checkpoints: control.checkpoint.completed.load(Relaxed) as u64,
+        checkpoint_bytes: control.counters.checkpoint_pages.load(Relaxed) * page_size,
         repairs: control.counters.repairs.load(Relaxed),
         snapshots: snapshots.len() as u64,
         snapshot_bytes: by_snapshots * page_size,

@@ -238,8 +238,10 @@ fn write_map(
     let mut builder = MapBuilder::new(core, old, limit);
     walk::diff(core, old_root, frozen.root, Side::Old, &mut |item| builder.mark(item.run, false))?;
     crash_point("checkpoint.map.cleared");
+    let mut pages = 0;
     walk::diff(core, old_root, frozen.root, Side::New, &mut |item| {
         builder.mark(item.run, true)?;
+        pages += u64::from(item.run.len);
         // Extents have no header: their checksums are in their records. The epoch does not say what is new: a transaction that
         // was open at the last freeze made its pages before it, and has published them since.
         if item.kind.is_some() {
@@ -249,6 +251,9 @@ fn write_map(
         Ok(())
     })?;
     let (map, _) = builder.finish()?;
+    // Nobody else writes it: the caller holds the checkpoint lock.
+    let counter = &core.control().counters.checkpoint_pages;
+    counter.store(counter.load(Relaxed) + pages, Relaxed);
     Ok(map)
 }
 

@@ -325,6 +325,8 @@ pub struct CounterWords {
     pub repairs: AtomicU64,
     /// Marks given to transactions and savepoints.
     pub marks: AtomicU64,
+    /// Pages that checkpoints have found new, apart from those of the map.
+    pub checkpoint_pages: AtomicU64,
 }
 
 /// For those who follow the changes.
