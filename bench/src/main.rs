@@ -3,7 +3,11 @@
 
 mod engines;
 mod names;
+mod plot;
 mod postgres;
+mod properties;
+mod results;
+mod scale;
 mod speed;
 mod table;
 mod tpcb;
@@ -29,6 +33,12 @@ enum Command {
     Speed(SpeedArgs),
     /// Bank transactions of many clients
     Tpcb(TpcbArgs),
+    /// More and more processes that read, or write
+    Scale(ScaleArgs),
+    /// Reserve and page size of ntdb, in bank transactions
+    Properties(PropertiesArgs),
+    /// Draw what was measured
+    Plot(PlotArgs),
     /// What a client process does
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -46,6 +56,9 @@ struct Common {
     /// Only these engines
     #[arg(long, value_enum, value_delimiter = ',')]
     engines: Vec<Name>,
+    /// Add the figures to this file, for the plots
+    #[arg(long, value_name = "FILE")]
+    results: Option<PathBuf>,
 }
 
 impl Common {
@@ -70,9 +83,9 @@ struct SpeedArgs {
 struct TpcbArgs {
     #[command(flatten)]
     common: Common,
-    /// How many clients
-    #[arg(long, default_value_t = 16)]
-    clients: u64,
+    /// Numbers of clients
+    #[arg(long, value_delimiter = ',', default_values_t = [16])]
+    clients: Vec<u64>,
     /// Transactions that each makes
     #[arg(long, default_value_t = 500)]
     transactions: u64,
@@ -85,6 +98,50 @@ struct TpcbArgs {
     /// Clients are threads even where they could be processes
     #[arg(long)]
     threads: bool,
+}
+
+#[derive(Args)]
+struct ScaleArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Numbers of processes
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16])]
+    clients: Vec<u64>,
+    /// Records
+    #[arg(long, default_value_t = 100_000)]
+    records: u64,
+    /// How long each measurement takes
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+}
+
+#[derive(Args)]
+struct PropertiesArgs {
+    #[command(flatten)]
+    common: Common,
+    /// How many clients
+    #[arg(long, default_value_t = 4)]
+    clients: u64,
+    /// Transactions that each makes
+    #[arg(long, default_value_t = 25_000)]
+    transactions: u64,
+    /// Units of 100,000 accounts
+    #[arg(long, default_value_t = 1)]
+    scale: u64,
+    /// Bytes by which each update makes a row longer, where rows grow
+    #[arg(long, default_value_t = 20)]
+    grow: usize,
+    /// Each transaction waits for the disk
+    #[arg(long)]
+    durable: bool,
+}
+
+#[derive(Args)]
+struct PlotArgs {
+    /// What was measured
+    results: PathBuf,
+    /// Where the plots go
+    dir: PathBuf,
 }
 
 #[derive(Args)]
@@ -111,9 +168,12 @@ fn run(command: &Command) -> Result<()> {
     match command {
         Command::Speed(args) => speed::run(args),
         Command::Tpcb(args) => tpcb::run(args),
+        Command::Scale(args) => scale::run(args),
+        Command::Properties(args) => properties::run(args),
+        Command::Plot(args) => plot::run(&args.results, &args.dir),
         Command::Worker(args) => {
-            let setup =
-                engines::Setup { durable: args.durable, records: args.records, create: false };
+            let WorkerArgs { durable, records, .. } = *args;
+            let setup = engines::Setup { durable, records, create: false, own: None };
             args.engine.with(tpcb::Worker { dir: &args.dir, setup })
         }
     }

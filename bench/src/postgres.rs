@@ -17,11 +17,11 @@ use crate::tpcb::Figures;
 const PROGRAMS: &str = "/usr/lib/postgresql/15/bin";
 
 /// Runs pgbench in a cluster in `dir`, with this fillfactor.
-pub fn run(args: &TpcbArgs, dir: &Path, fill_percent: u32) -> Result<Figures> {
+pub fn run(args: &TpcbArgs, clients: u64, dir: &Path, fill_percent: u32) -> Result<Figures> {
     let cluster = Cluster::start(dir, args.relaxed)?;
     let (scale, fill) = (args.scale.to_string(), fill_percent.to_string());
     cluster.bench(&["-i", "-q", "-s", &scale, "-F", &fill])?;
-    let clients = args.clients.to_string();
+    let clients = clients.to_string();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).to_string();
     let transactions = args.transactions.to_string();
     let text = cluster.bench(&[

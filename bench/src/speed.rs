@@ -12,6 +12,7 @@ use ntdb_workload::session::{Access, Result, Session, wrong};
 use crate::SpeedArgs;
 use crate::engines::{Engine, Setup};
 use crate::names::{Name, With};
+use crate::results::{Point, keep};
 use crate::table::{Table, number};
 
 const PHASES: [&str; 5] =
@@ -57,6 +58,7 @@ fn compare(args: &SpeedArgs, records: u64) -> Result<()> {
         Series::new(figures.iter().map(|figures| figures.ns[phase]).collect())
     };
     let own = engines.iter().position(|&name| name == Name::Ntdb).map(|index| &results[index]);
+    let mut points = Vec::new();
     for ((name, figures), refused) in engines.iter().zip(&results).zip(&refused) {
         let Some(first) = figures.first() else {
             let why = refused.as_deref().unwrap_or("not measured");
@@ -77,12 +79,18 @@ fn compare(args: &SpeedArgs, records: u64) -> Result<()> {
                 number(ns)
             });
         }
+        let mut point = Point::new("speed", &first.version, records as f64);
+        for (phase, name) in PHASES.iter().enumerate() {
+            point.add(name, of(figures, phase).runs);
+        }
+        point.add("bytes", figures.iter().map(|figures| figures.bytes as f64).collect());
+        points.push(point);
         row.push(number(first.bytes as f64));
         row.push(first.relaxed.into());
         table.row(row);
     }
     table.print();
-    Ok(())
+    keep(args.common.results.as_deref(), &points)
 }
 
 struct Speed<'a> {
@@ -101,7 +109,7 @@ impl With for Speed<'_> {
     fn with<E: Engine>(self) -> Result<Figures> {
         let Speed { args, dir, records } = self;
         let limit = Duration::try_from_secs_f64(args.at_most)?;
-        let setup = Setup { durable: false, records, create: true };
+        let setup = Setup { durable: false, records, create: true, own: None };
         let mut ns = [f64::NAN; PHASES.len()];
         let single = dir.join("single");
         std::fs::create_dir(&single)?;

@@ -15,6 +15,7 @@ use crate::TpcbArgs;
 use crate::engines::{Engine, Setup};
 use crate::names::{Name, With};
 use crate::postgres;
+use crate::results::{Point, keep};
 use crate::speed::bytes_in;
 use crate::table::{Table, number};
 
@@ -37,22 +38,25 @@ pub struct Figures {
 /// Compares.
 pub fn run(args: &TpcbArgs) -> Result<()> {
     println!("{}\n", Machine::of(Some(&args.common.dir)).line());
+    args.clients.iter().try_for_each(|&clients| compare(args, clients))
+}
+
+fn compare(args: &TpcbArgs, clients: u64) -> Result<()> {
     let engines = args.common.engines();
     let mut results: Vec<Vec<Figures>> = engines.iter().map(|_| Vec::new()).collect();
     let mut refused: Vec<Option<String>> = vec![None; engines.len()];
     for run in 0..args.common.runs {
         for (index, name) in engines.iter().enumerate() {
             let dir = tempfile::tempdir_in(&args.common.dir)?;
-            match name.with(Bank { args, name: *name, dir: dir.path(), run: run as u64 }) {
+            match name.with(Bank { args, clients, name: *name, dir: dir.path(), run: run as u64 }) {
                 Ok(figures) => results[index].push(figures),
                 Err(error) => refused[index] = Some(error.to_string()),
             }
-            eprintln!("run {run}: {name:?} {:?}", results[index].last().map(|f| f.tps));
         }
     }
     println!(
         "TPC-B: {} clients, {} transactions each, scale {}, {}; median of {}, and from the least to the greatest\n",
-        args.clients,
+        clients,
         args.transactions,
         args.scale,
         if args.relaxed { "relaxed" } else { "durable" },
@@ -72,6 +76,7 @@ pub fn run(args: &TpcbArgs) -> Result<()> {
     let tps = |figures: &[Figures]| Series::new(figures.iter().map(|f| f.tps).collect());
     let own = engines.iter().position(|&name| name == Name::Ntdb);
     let own = own.map_or(0.0, |index| tps(&results[index]).median);
+    let mut points = Vec::new();
     for ((name, figures), refused) in engines.iter().zip(&results).zip(&refused) {
         let Some(first) = figures.last() else {
             let why = refused.as_deref().unwrap_or("not measured");
@@ -81,6 +86,10 @@ pub fn run(args: &TpcbArgs) -> Result<()> {
             continue;
         };
         let series = tps(figures);
+        let mut point = Point::new("tpcb", &first.version, clients as f64);
+        point.add("tps", series.runs.clone());
+        point.add("bytes", figures.iter().map(|figures| figures.bytes as f64).collect());
+        points.push(point);
         let latency = |of: fn(&Percentiles) -> f64| {
             first.latency.as_ref().map_or("-".to_string(), |latency| number(of(latency)))
         };
@@ -97,11 +106,12 @@ pub fn run(args: &TpcbArgs) -> Result<()> {
         ]);
     }
     table.print();
-    Ok(())
+    keep(args.common.results.as_deref(), &points)
 }
 
 struct Bank<'a> {
     args: &'a TpcbArgs,
+    clients: u64,
     name: Name,
     dir: &'a Path,
     run: u64,
@@ -111,14 +121,14 @@ impl With for Bank<'_> {
     type Output = Result<Figures>;
 
     fn with<E: Engine>(self) -> Result<Figures> {
-        let Bank { args, name, dir, run } = self;
+        let Bank { args, clients, name, dir, run } = self;
         let processes = E::HAS_PROCESSES && !args.threads;
         if !processes && !E::HAS_THREADS {
             return Err(wrong("has no threads"));
         }
         let durable = !args.relaxed;
         let records = args.scale * (tpcb::ACCOUNTS + tpcb::TELLERS + 1);
-        let setup = Setup { durable, records, create: true };
+        let setup = Setup { durable, records, create: true, own: None };
         let engine = E::open(dir, setup)?;
         let mut client = engine.client()?;
         tpcb::load(&mut client, args.scale)?;
@@ -129,16 +139,16 @@ impl With for Bank<'_> {
                 durable,
                 grow_bytes: 0,
                 first_history: client * args.transactions,
-                seed: run * args.clients + client,
+                seed: run * clients + client,
             })
         };
-        let jobs: Vec<Job> = (0..args.clients).map(job).collect();
+        let jobs: Vec<Job> = (0..clients).map(job).collect();
         let outcome = if processes {
             crew::of_processes(&jobs, || worker(name, dir, setup))
         } else {
             crew::of_threads(&jobs, || engine.client())
         }?;
-        tpcb::verify(&mut client, args.scale, args.clients * args.transactions)?;
+        tpcb::verify(&mut client, args.scale, clients * args.transactions)?;
         Ok(Figures {
             version: E::version(),
             durability: if durable { E::DURABLE } else { E::RELAXED }.into(),
@@ -150,7 +160,7 @@ impl With for Bank<'_> {
     }
 
     fn with_server(self, fill_percent: u32) -> Result<Figures> {
-        postgres::run(self.args, self.dir, fill_percent)
+        postgres::run(self.args, self.clients, self.dir, fill_percent)
     }
 }
 
@@ -160,7 +170,8 @@ fn percentiles(outcome: &Outcome) -> Percentiles {
     latencies.percentiles()
 }
 
-fn worker(name: Name, dir: &Path, setup: Setup) -> Result<Command> {
+/// The command of a client process.
+pub fn worker(name: Name, dir: &Path, setup: Setup) -> Result<Command> {
     use clap::ValueEnum;
     let mut command = Command::new(std::env::current_exe()?);
     let name = name.to_possible_value().ok_or_else(|| wrong("an engine without a name"))?;

@@ -49,7 +49,8 @@ impl Engine for Lmdb {
     }
 
     fn version() -> String {
-        format!("LMDB {}", heed::lmdb_version().string)
+        let version = heed::lmdb_version();
+        format!("LMDB {}.{}.{}", version.major, version.minor, version.patch)
     }
 }
 

@@ -25,6 +25,17 @@ pub struct Setup {
     pub records: u64,
     /// Whether the file is to be made.
     pub create: bool,
+    /// This project's own: the reserve in percent, and the page size.
+    pub own: Option<Own>,
+}
+
+/// Properties of this project's own files.
+#[derive(Clone, Copy, Debug)]
+pub struct Own {
+    /// Percent of a page that inserts leave to updates.
+    pub reserve_percent: u8,
+    /// Bytes of a page.
+    pub page_bytes: u32,
 }
 
 /// An engine, opened by a process.

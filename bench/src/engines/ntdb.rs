@@ -11,6 +11,14 @@ use super::{Engine, Setup};
 /// An opened database.
 pub struct Ntdb(Db);
 
+impl Ntdb {
+    /// The facts, with everything on disk.
+    pub fn settled(&self) -> Result<ntdb::Stat> {
+        self.0.checkpoint()?;
+        Ok(self.0.stat()?)
+    }
+}
+
 /// A thread's handle of it.
 pub struct Client(Db);
 
@@ -25,6 +33,9 @@ impl Engine for Ntdb {
         let durability = if setup.durable { Durability::Durable } else { Durability::Relaxed };
         let mut options = Options::new();
         options.create(setup.create).durability(durability);
+        if let Some(own) = setup.own {
+            options.reserve_percent(own.reserve_percent).page_size(own.page_bytes);
+        }
         Ok(Ntdb(options.open(path.join("data.ntdb"))?))
     }
 
