@@ -171,7 +171,7 @@ fn killed_anywhere_it_is_there_whole_or_not_at_all() {
             cases.push((there, point, n, false));
         }
     }
-    let own = crash::names_in_source().into_iter().filter(|name| name.starts_with("backup."));
+    let own = crash::names_in_source().iter().filter(|name| name.starts_with("backup."));
     let missed: Vec<_> = own.filter(|name| !cases.iter().any(|case| case.1 == **name)).collect();
     assert!(missed.is_empty(), "no backup passes {missed:?}");
     let (kept, made) = (AtomicU64::new(0), AtomicU64::new(0));
