@@ -280,10 +280,10 @@ pub fn cut(dir: &Path, images: &Path, disk: &Path, rng: &mut Rng) -> io::Result<
             }
             continue;
         };
-        let memory = if new == Some(inode) {
-            fs::read(dir.join(name))?
-        } else {
-            fs::read(image(images, inode, "last")).unwrap_or_default()
+        // By whatever name it is there now: a rename that has not reached the disk changes nothing of the content.
+        let memory = match now.iter().find(|(_, other)| **other == inode) {
+            Some((present, _)) => fs::read(dir.join(present))?,
+            None => fs::read(image(images, inode, "last")).unwrap_or_default(),
         };
         let file = mix(images, inode, &memory, rng, &mut story, name)?;
         fs::write(disk.join(name), file)?;

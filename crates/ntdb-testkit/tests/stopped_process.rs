@@ -141,6 +141,33 @@ fn furnished(lab: &Lab, logged: bool) -> Db {
     db
 }
 
+/// A checkpoint looks at the snapshots before it has the writer lock, which has one who is registering a snapshot at that moment. What
+/// it sees must not be taken later for all that there are.
+#[test]
+fn a_snapshot_that_is_just_coming_is_held_by_all() {
+    for point in ["snapshot.entry", "snapshot.prepared"] {
+        let lab = Lab::new(env!("CARGO_BIN_EXE_ntdb-worker"));
+        let db = furnished(&lab, true);
+        let mut holder = lab.worker("hold-snapshots").env("NTDB_STOP", point).spawn();
+        await_stop(&mut holder, point);
+        let timed = db.with_lock_timeout(Some(Duration::from_millis(50)));
+        let refused = timed.checkpoint().expect_err("the lock is not free");
+        demand_named(&refused, holder.id(), point);
+        holder.signal(libc::SIGCONT);
+        assert_eq!(holder.line(), "inside", "{point}");
+        for round in 0..20u8 {
+            for n in 0..1_000u32 {
+                db.put(&n.to_le_bytes(), &[round; 100]).expect("put");
+            }
+            if round % 5 == 0 {
+                db.checkpoint().expect("checkpoint");
+            }
+        }
+        assert_eq!(holder.succeed(PATIENCE).trim(), "unchanged", "{point}");
+        lab::demand_clean(&db, point);
+    }
+}
+
 type Call = fn(&Db) -> Result<(), Error>;
 
 #[test]

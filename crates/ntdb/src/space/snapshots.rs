@@ -106,7 +106,8 @@ pub fn last(core: &Core) -> Result<Option<Registered>> {
 
 /// The epochs of all snapshots, in order, each once. Exact under the writer lock, but for those released meanwhile.
 ///
-/// They are remembered until a snapshot comes or goes, so that they can be asked for often.
+/// They are remembered until a snapshot comes or goes, so that they can be asked for often. Who asks without the lock leaves to others no
+/// list that they would take for exact: *version* changes before a snapshot comes and again when it has come.
 pub fn epochs(core: &Core) -> Result<Arc<Vec<u64>>> {
     let version = core.control().snapshot.version.load(Acquire);
     let mut known = core.snapshot_epochs.lock();
@@ -159,6 +160,8 @@ pub fn register(
         crash_point("snapshot.prepared");
         step.structure()?;
     }
+    // And after it: a list made in between, by one who does without the lock, knows neither whether this comes nor that it has come.
+    words.version.fetch_add(1, AcqRel);
     words.last.store(index, Relaxed);
     crash_point("snapshot.registered");
     Ok(Registered { index, owner, epoch, root, lsn, since })
