@@ -2,6 +2,7 @@
 //! operation changed nothing, reads go on, and so do writes once there is room. Likewise for each
 //! single system call that fails. Needs root (small file systems are mounted).
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -236,4 +237,83 @@ fn after_a_failed_sync_every_handle_refuses_to_promise() {
         assert!(db.contains(key.as_bytes()).expect("contains"), "{key} was promised");
     }
     lab::demand_clean(&db, "after the reopen");
+}
+
+/// A transaction that is longer than a log record is logged in parts, and there may be no room for one of them.
+#[test]
+fn a_transaction_whose_log_has_no_room_goes_on_once_there_is_some() {
+    for pad in [1, 70_000, 140_000] {
+        fill_the_log_in_a_transaction(pad);
+    }
+}
+
+fn fill_the_log_in_a_transaction(pad: usize) {
+    let disk = SmallDisk::new(24 << 10);
+    let db = Db::create(disk.path().join("test.ntdb")).expect("create");
+    // Room in the data file, so that it is the log which has none.
+    db.put(b"long", &vec![1; 6 << 20]).expect("put");
+    db.checkpoint().expect("checkpoint");
+    db.delete(b"long").expect("delete");
+    db.checkpoint().expect("checkpoint");
+    db.checkpoint().expect("checkpoint");
+    let ballast = disk.path().join("ballast");
+    let mut file = std::fs::File::create(&ballast).expect("ballast");
+    while file.write_all(&[1; 4096]).is_ok() {}
+    drop(file);
+
+    let position = db.position().expect("position");
+    let mut tx = db.begin().expect("begin");
+    tx.put(b"pad", &vec![1; pad]).expect("put");
+    let start = tx.savepoint().expect("savepoint");
+    let mut model = BTreeMap::from([(b"pad".to_vec(), vec![1; pad])]);
+    let mut failures = 0;
+    for n in 0..20_000u64 {
+        let (key, value) = (simple::fill_key(n % 300), simple::fill_value(n, 3_000));
+        match tx.append(&key, &value) {
+            Ok(_) => assert!(model.insert(key, value).is_none()),
+            Err(Error::Full { .. }) => {
+                assert_eq!(tx.get(&key).expect("get"), None, "pad {pad}, {n}: it has failed");
+                assert!(!tx.delete(b"absent").is_ok_and(|was_there| was_there));
+                failures += 1;
+                if failures == 5 {
+                    break;
+                }
+            }
+            Err(e) => panic!("pad {pad}, {n}: {e}"),
+        }
+        if n % 300 == 299 && failures == 0 {
+            assert!(tx.rollback_to(start).expect("roll back"));
+            model.retain(|key, _| key == b"pad");
+        }
+    }
+    assert_eq!(failures, 5, "pad {pad}: there was room for everything");
+    assert!(tx.prepare().is_err(), "pad {pad}: there is no room");
+    std::fs::remove_file(&ballast).expect("make room");
+    for n in 0..100 {
+        let (key, value) = (simple::fill_key(1_000 + n), simple::fill_value(n, 3_000));
+        tx.put(&key, &value).expect("put once there is room");
+        model.insert(key, value);
+    }
+    assert_eq!(tx.len(), model.len() as u64);
+    tx.commit().expect("commit");
+    demand_model(&db, &model);
+    lab::demand_clean(&db, "after the commit");
+
+    // What is in the log says the same.
+    let replayed = Db::in_memory().expect("create in memory");
+    let mut changes = db.changes(position).expect("changes");
+    while let Some(change) = changes.next().unwrap_or_else(|e| panic!("pad {pad}: {e}")) {
+        let mut tx = replayed.begin().expect("begin");
+        change.operations.iter().for_each(|operation| operation.apply(&mut tx).expect("apply"));
+        tx.commit().expect("commit");
+    }
+    demand_model(&replayed, &model);
+}
+
+fn demand_model(db: &Db, model: &BTreeMap<Vec<u8>, Vec<u8>>) {
+    assert_eq!(db.len().expect("len"), model.len() as u64);
+    for (key, value) in model {
+        let stored = db.get(key).expect("get");
+        assert!(stored.as_ref() == Some(value), "{:?}", String::from_utf8_lossy(key));
+    }
 }

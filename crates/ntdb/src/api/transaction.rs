@@ -9,7 +9,6 @@ use crate::error::{Error, Result};
 use crate::index::lookup;
 use crate::log::record::Op;
 use crate::options::Durability;
-use crate::shm::stripe::thread_token;
 use crate::storage::fork;
 use crate::transaction::open::Open;
 use crate::transaction::operation::{self, Condition};
@@ -62,7 +61,7 @@ impl<'db> Transaction<'db> {
         let environment = db.environment();
         db.check_waits_for_itself(true)?;
         let Some(open) = Open::begin(environment, wait, lock_timeout)? else { return Ok(None) };
-        environment.set_transaction_thread(thread_token());
+        environment.begin_transaction_here();
         Ok(Some(Transaction {
             db,
             open,
@@ -175,14 +174,14 @@ impl<'db> Transaction<'db> {
                 return Ok(true);
             }
         }
-        self.open.settle(self.db.deadline())?;
+        self.open.before_operation(self.db.deadline())?;
         let done = self.open.change(|writer, log, scratch| {
             operation::put(writer, hash, key, value, condition, log, scratch)
         })?;
         if done.is_none() {
             return Ok(false);
         }
-        self.log(&Op::Put { key, value })?;
+        self.open.log(&Op::Put { key, value });
         Ok(true)
     }
 
@@ -202,12 +201,12 @@ impl<'db> Transaction<'db> {
                 return Ok(true);
             }
         }
-        self.open.settle(self.db.deadline())?;
+        self.open.before_operation(self.db.deadline())?;
         let done = self.open.change(|writer, log, _| operation::delete(writer, hash, key, log))?;
         if done.is_none() {
             return Ok(false);
         }
-        self.log(&Op::Delete { key })?;
+        self.open.log(&Op::Delete { key });
         Ok(true)
     }
 
@@ -219,12 +218,13 @@ impl<'db> Transaction<'db> {
         self.check()?;
         operation::check_lengths(&self.db.environment().core, key.len(), bytes.len() as u64)?;
         let hash = self.hash(key);
-        self.open.settle(self.db.deadline())?;
+        self.open.before_operation(self.db.deadline())?;
         let appended = self.open.change(|writer, log, scratch| {
             operation::append(writer, hash, key, bytes, None, log, scratch)
         })?;
         let len = appended.map_or(0, |appended| appended.len);
-        self.log(&Op::Append { key, length_before: len - bytes.len() as u64, bytes })?;
+        let length_before = len - bytes.len() as u64;
+        self.open.log(&Op::Append { key, length_before, bytes });
         Ok(len)
     }
 
@@ -234,13 +234,10 @@ impl<'db> Transaction<'db> {
     /// As [`Transaction::put`].
     pub fn clear(&mut self) -> Result<()> {
         self.check()?;
-        self.open.settle(self.db.deadline())?;
+        self.open.before_operation(self.db.deadline())?;
         self.open.change(|writer, log, _| operation::clear(writer, log))?;
-        self.log(&Op::Clear)
-    }
-
-    fn log(&mut self, op: &Op) -> Result<()> {
-        self.open.log(op, self.db.deadline())
+        self.open.log(&Op::Clear);
+        Ok(())
     }
 
     /// Calls `f` with every record, as the transaction sees it, until it breaks; returns how many it was called for. The order is
@@ -271,10 +268,10 @@ impl<'db> Transaction<'db> {
     /// Remembers the present state, to go back to it with [`Transaction::rollback_to`]. Savepoints nest to any depth.
     ///
     /// # Errors
-    /// [`Error::Forked`] in a forked child.
+    /// As [`Transaction::put`]: a single operation before it is carried out now.
     pub fn savepoint(&mut self) -> Result<Savepoint> {
         self.check()?;
-        self.open.settle(self.db.deadline())?;
+        self.open.settle()?;
         Ok(Savepoint(self.open.savepoint()))
     }
 
@@ -353,6 +350,42 @@ impl Drop for Transaction<'_> {
         }
         // What fails here, the next owner of the claim does.
         let _ = self.open.abort();
-        self.db.environment().set_transaction_thread(0);
+        self.db.environment().end_transaction_here();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    /// Between the end of a transaction and that of its guard another thread can begin one, and is then still told if it would
+    /// wait for itself.
+    #[test]
+    fn a_guard_that_ends_late_leaves_the_next_one_alone() {
+        let db = Db::in_memory().unwrap().with_lock_timeout(Some(Duration::from_millis(100)));
+        let mut first = db.begin().unwrap();
+        first.put(b"a", b"1").unwrap();
+        first.open.commit(false, None).unwrap();
+        let (begun, has_begun) = channel();
+        let (go_on, may_go_on) = channel::<()>();
+        std::thread::scope(|scope| {
+            let db = &db;
+            scope.spawn(move || {
+                let second = db.begin().unwrap();
+                begun.send(()).unwrap();
+                may_go_on.recv().unwrap();
+                let refused = db.put(b"b", b"2");
+                assert!(matches!(refused, Err(Error::WouldDeadlock { .. })), "{refused:?}");
+                let refused = db.begin().map(drop);
+                assert!(matches!(refused, Err(Error::WouldDeadlock { .. })), "{refused:?}");
+                second.commit().unwrap();
+                db.put(b"b", b"2").unwrap();
+            });
+            has_begun.recv().unwrap();
+            drop(first);
+            go_on.send(()).unwrap();
+        });
+        assert_eq!(db.len().unwrap(), 2);
     }
 }

@@ -123,9 +123,14 @@ impl Environment {
         if self.core.session().is_current() { Ok(()) } else { attach::attach_child(self) }
     }
 
-    /// Remembers which thread of this process has a transaction open; 0: none.
-    pub fn set_transaction_thread(&self, token: u32) {
-        self.transaction_thread.store(token, Relaxed);
+    /// Remembers that the calling thread has a transaction open.
+    pub fn begin_transaction_here(&self) {
+        self.transaction_thread.store(thread_token(), Relaxed);
+    }
+
+    /// Forgets that the calling thread had one open; another thread may have begun one since it ended.
+    pub fn end_transaction_here(&self) {
+        let _ = self.transaction_thread.compare_exchange(thread_token(), 0, Relaxed, Relaxed);
     }
 
     /// Whether the calling thread has a transaction open.

@@ -179,14 +179,25 @@ impl<'e> Open<'e> {
 
     /// Carries out the operation that is kept, because another follows.
     #[inline]
-    pub fn settle(&mut self, deadline: Option<Instant>) -> Result<()> {
+    pub fn settle(&mut self) -> Result<()> {
         match self.only.take() {
             None => Ok(()),
-            Some(only) => self.carry_out(only, deadline),
+            Some(only) => self.carry_out(only),
         }
     }
 
-    fn carry_out(&mut self, only: Only, deadline: Option<Instant>) -> Result<()> {
+    /// As [`Open::settle`], before another operation; also puts into the log what former ones have left for that. It is
+    /// done now, because an operation that has been carried out must not fail any more.
+    #[inline]
+    pub fn before_operation(&mut self, deadline: Option<Instant>) -> Result<()> {
+        self.settle()?;
+        if self.stream.len() > WHOLE_BYTES_MAX {
+            self.log_chunks(deadline)?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, only: Only) -> Result<()> {
         let hash = only.hash;
         let done = self.change(|writer, log, scratch| match only.value() {
             Some(value) => {
@@ -195,7 +206,10 @@ impl<'e> Open<'e> {
             None => operation::delete(writer, hash, only.key(), log),
         });
         match done {
-            Ok(_) => self.log(&only.op(), deadline),
+            Ok(_) => {
+                self.log(&only.op());
+                Ok(())
+            }
             Err(error) => {
                 // Still to be done.
                 self.only = Some(only);
@@ -254,26 +268,25 @@ impl<'e> Open<'e> {
 
     /// Adds an operation that was carried out to the stream.
     #[inline]
-    pub fn log(&mut self, op: &Op, deadline: Option<Instant>) -> Result<()> {
-        if !self.core().is_logged() {
-            return Ok(());
+    pub fn log(&mut self, op: &Op) {
+        if self.core().is_logged() {
+            stream::append_op(&mut self.stream, op);
         }
-        stream::append_op(&mut self.stream, op);
-        if self.stream.len() > WHOLE_BYTES_MAX {
-            self.log_chunks(deadline)?;
-        }
-        Ok(())
     }
 
     /// Puts all whole chunks of the stream into the log.
     fn log_chunks(&mut self, deadline: Option<Instant>) -> Result<()> {
         let mut from = 0;
-        while self.stream.len() - from >= CHUNK_BYTES {
-            self.log_chunk(from..from + CHUNK_BYTES, deadline)?;
-            from += CHUNK_BYTES;
+        let mut result = Ok(());
+        while result.is_ok() && self.stream.len() - from >= CHUNK_BYTES {
+            result = self.log_chunk(from..from + CHUNK_BYTES, deadline);
+            if result.is_ok() {
+                from += CHUNK_BYTES;
+            }
         }
+        // Also after a failure: a chunk that is in the log must not get there again.
         self.stream.drain(..from);
-        Ok(())
+        result
     }
 
     fn log_chunk(&mut self, part: std::ops::Range<usize>, deadline: Option<Instant>) -> Result<()> {
@@ -285,13 +298,14 @@ impl<'e> Open<'e> {
         let mut writer = large::lock_with_room(self.environment, record.len() as u64, deadline)?;
         let control = core.control();
         let lsn = Lsn(control.writer.tail.load(Relaxed));
-        let first = *self.first.get_or_insert(lsn);
+        let first = self.first.unwrap_or(lsn);
         record.encode(&Op::TransactionChunk { first, bytes });
         let count = control.writer.count.load(Relaxed);
         let mut step = Step::begin(&mut writer);
         step.store_shared(&control.log.claim_first, first.0 + 1);
         step.data(record, count)?;
         crash_point("transaction.chunk");
+        self.first = Some(first);
         self.crc = crc32c::crc32c_append(self.crc, bytes);
         self.logged += bytes.len() as u64;
         Ok(())
@@ -354,7 +368,7 @@ impl<'e> Open<'e> {
 
     /// Does all of the commit that may fail for lack of room.
     pub fn prepare(&mut self, durable: bool, deadline: Option<Instant>) -> Result<()> {
-        self.settle(deadline)?;
+        self.settle()?;
         if self.is_prepared || self.is_unchanged() {
             self.is_prepared = true;
             return Ok(());
