@@ -285,7 +285,7 @@ pub const RECENT: usize = 1024;
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SnapshotWords {
-    /// Changes with every registration, and after every release.
+    /// Changes before every registration and after it, and after every release.
     pub version: AtomicU64,
     /// Hint: no entry before this one is free.
     pub first_free: AtomicU64,
