@@ -34,6 +34,10 @@ pub const MAX_CHUNK_BYTES: u64 = MAX_RECORD_BYTES / 2;
 pub const CHECKPOINT_LOG_BYTES_MIN: u64 = 64 << 20;
 /// Longest key: a log record holds it whole, with room for a value.
 pub const MAX_KEY_BYTES: u64 = MAX_RECORD_BYTES / 2;
+/// Keys shorter than this have a length of one byte in their record of a bucket.
+pub const SHORT_KEY: usize = 32;
+/// Values shorter than this have a length of one byte in their record of a bucket.
+pub const SHORT_VALUE: usize = 0x80;
 /// Longest value, 4 TiB: an extent is one run of pages, and all 2^32 of the smallest pages are 16 TiB.
 pub const MAX_VALUE_BYTES: u64 = 1 << 42;
 /// Addresses to reserve for the data file unless told otherwise: 256 GiB of 128 TiB.

@@ -13,8 +13,9 @@ use crate::core::{Backing, Core};
 use crate::environment::{Environment, attach, private};
 use crate::error::{Error, Result};
 use crate::index::{discard, lookup};
+use crate::limits::{SHORT_KEY, SHORT_VALUE};
 use crate::log::flush::check_poison;
-use crate::log::record::Op;
+use crate::log::record::{Op, ShortPut};
 use crate::options::{self, Durability, Options, deadline_after};
 use crate::shm::stripe::{Holder, stripe_of, thread_token};
 use crate::space::patience;
@@ -22,7 +23,7 @@ use crate::storage::failpoint::crash_point;
 use crate::transaction::claim;
 use crate::transaction::large::{self, has_room};
 use crate::transaction::operation::{self, Condition};
-use crate::transaction::record::LogRecord;
+use crate::transaction::record::{LogRecord, Unplaced};
 use crate::transaction::writer::Writer;
 use crate::types::{Lsn, SlotId};
 
@@ -281,7 +282,9 @@ impl Db {
         let core = self.core();
         operation::check_lengths(core, key.len(), value.len() as u64)?;
         let hash = core.hasher.hash(key);
-        let lsn = if large::is_large(key.len(), value.len()) {
+        let lsn = if let Some(lsn) = self.put_quickly(hash, key, value, condition) {
+            lsn
+        } else if large::is_large(key.len(), value.len()) {
             self.large(hash, |deadline| {
                 large::put(&self.environment, hash, key, value, condition, deadline)
             })?
@@ -346,6 +349,44 @@ impl Db {
         Ok(appended.len)
     }
 
+    /// The usual put: of a short record, when nobody is in the way and its page has room for it. `None` if anything is otherwise; then
+    /// nothing has happened, and [`Db::small`] does the same and also what is needed besides.
+    #[inline(always)]
+    fn put_quickly(
+        &self,
+        hash: u64,
+        key: &[u8],
+        value: &[u8],
+        condition: Condition,
+    ) -> Option<Option<Lsn>> {
+        let core = self.core();
+        if key.len() >= SHORT_KEY || value.len() >= SHORT_VALUE || !self.may_write_now() {
+            return None;
+        }
+        let mut memory: ShortPut = [0; size_of::<ShortPut>()];
+        let log = Unplaced::short_put(key, value, &mut memory);
+        let bytes = log.len() as u64;
+        lookup::prefetch(core, hash);
+        let mut writer = Writer::lock_quickly(core)?;
+        let nobody_is_in_the_way = claim::open_by(core).is_none()
+            && core.shm.stripe(stripe_of(hash)).holder(core.slot()) == Holder::None;
+        let has_log_room = has_room(core, bytes)
+            && (self.durability != Durability::Durable
+                || !core.is_logged()
+                || self.environment.has_log_room(bytes));
+        if !nobody_is_in_the_way
+            || !has_log_room
+            || !matches!(patience::is_advisable(&mut writer), Ok(false))
+        {
+            return None;
+        }
+        let done = operation::put_quickly(&mut writer, hash, key, value, condition, log)?;
+        let tail = core.control().writer.tail.load(Relaxed);
+        drop(writer);
+        self.environment.after_change(tail, self.lock_timeout);
+        Some(done)
+    }
+
     /// Does an operation that fits one log record, under the writer lock.
     #[inline]
     fn small<T>(
@@ -399,6 +440,15 @@ impl Db {
         }
         check_poison(self.core())?;
         self.environment.ensure_session()
+    }
+
+    /// Whether [`Db::may_write`] has nothing to say against it, and nothing to do.
+    #[inline(always)]
+    fn may_write_now(&self) -> bool {
+        let core = self.core();
+        !self.read_only
+            && core.control().readers.poison.load(Relaxed) == 0
+            && core.session().is_current()
     }
 
     /// The writer lock, with nobody else holding the key's stripe and room in the log for `bytes`.

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::page::bucket::{Bucket, Found, SHORT_KEY, Short};
+use crate::limits::SHORT_KEY;
+use crate::page::bucket::{Bucket, Found, Short};
 use crate::page::head::prefix_of;
 use crate::types::PageNo;
 

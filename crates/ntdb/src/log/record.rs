@@ -53,9 +53,10 @@
 //! A record is either there with a matching check or it is not there: a torn one, zeros and
 //! leftovers all read as [`Decoded::End`]. Nothing here panics or allocates for any input.
 
+use crate::copy::copy_fitting;
 #[cfg(doc)]
 use crate::limits::MAX_CHUNK_BYTES;
-use crate::limits::MAX_RECORD_BYTES;
+use crate::limits::{MAX_RECORD_BYTES, SHORT_KEY, SHORT_VALUE};
 use crate::types::Lsn;
 
 /// Bytes before the body: length and check.
@@ -304,6 +305,30 @@ pub fn encode_body(op: &Op<'_>, body: &mut [u8]) {
     debug_assert!(writer.rest.is_empty(), "encoded_len and encode disagree");
 }
 
+/// Memory for the record of a put of a short key and a short value: header, kind, length of the key, key, value.
+pub type ShortPut = [u8; (MIN_RECORD_BYTES + 1 + SHORT_KEY + SHORT_VALUE).next_multiple_of(16)];
+
+/// As [`encode`], for a put of a key shorter than [`SHORT_KEY`] and a value shorter than [`SHORT_VALUE`]; returns the record and the CRC of
+/// its body.
+#[inline(always)]
+pub fn encode_short_put<'a>(
+    key: &[u8],
+    value: &[u8],
+    memory: &'a mut ShortPut,
+) -> (&'a mut [u8], u32) {
+    debug_assert!(key.len() < SHORT_KEY && value.len() < SHORT_VALUE);
+    const KEY: usize = MIN_RECORD_BYTES + 1;
+    let len = KEY + key.len() + value.len();
+    memory[..RECORD_HEADER_BYTES].copy_from_slice(&(len as u64).to_le_bytes());
+    memory[RECORD_HEADER_BYTES] = KIND_PUT;
+    memory[RECORD_HEADER_BYTES + 1] = key.len() as u8;
+    copy_fitting(key, &mut memory[KEY..]);
+    copy_fitting(value, &mut memory[KEY + key.len()..]);
+    let record = &mut memory[..len];
+    let crc = body_crc(&record[RECORD_HEADER_BYTES..]);
+    (record, crc)
+}
+
 /// Writes the check into an encoded record.
 #[inline]
 pub fn set_check(record: &mut [u8], check: u32) {
@@ -325,7 +350,7 @@ pub fn body_crc(body: &[u8]) -> u32 {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "sse4.2")]
 fn short_crc(body: &[u8]) -> u32 {
-    use core::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u32, _mm_crc32_u64};
+    use core::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u16, _mm_crc32_u32, _mm_crc32_u64};
     let (words, rest) = body.as_chunks::<8>();
     let start = u64::from(u32::MAX);
     let crc = words.iter().fold(start, |crc, word| _mm_crc32_u64(crc, u64::from_le_bytes(*word)));
@@ -333,6 +358,10 @@ fn short_crc(body: &[u8]) -> u32 {
     let mut rest = rest;
     if let Some((half, bytes)) = rest.split_first_chunk::<4>() {
         crc = _mm_crc32_u32(crc, u32::from_le_bytes(*half));
+        rest = bytes;
+    }
+    if let Some((pair, bytes)) = rest.split_first_chunk::<2>() {
+        crc = _mm_crc32_u16(crc, u16::from_le_bytes(*pair));
         rest = bytes;
     }
     !rest.iter().fold(crc, |crc, &byte| _mm_crc32_u8(crc, byte))

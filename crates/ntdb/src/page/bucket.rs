@@ -20,6 +20,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::*, fence};
 
 use crate::copy::copy_short;
+use crate::limits::{SHORT_KEY, SHORT_VALUE};
 use crate::storage::failpoint::crash_point;
 
 use super::head::{HEAD_BYTES, Kind, PageHead};
@@ -67,12 +68,6 @@ pub struct Bucket<'a> {
     groups: usize,
     _life: std::marker::PhantomData<&'a u8>,
 }
-
-/// Keys shorter than this have a length of one byte in their record.
-pub const SHORT_KEY: usize = 32;
-
-/// Values shorter than this have a length of one byte in their record.
-pub const SHORT_VALUE: usize = 0x80;
 
 /// What [`Bucket::find_short`] has found.
 #[derive(Clone, Copy, Debug)]

@@ -51,6 +51,17 @@ pub struct NoteStore {
     pub width: AtomicU32,
 }
 
+impl NoteStore {
+    /// Notes `repeat` words of `width` bytes from `place` on, with `value`.
+    #[inline(always)]
+    pub fn set(&self, place: u64, width: u32, repeat: u32, value: u64) {
+        self.place.store(place, Ordering::Relaxed);
+        self.value.store(value, Ordering::Relaxed);
+        self.repeat.store(repeat, Ordering::Relaxed);
+        self.width.store(width, Ordering::Relaxed);
+    }
+}
+
 /// See the module's description.
 #[repr(C, align(64))]
 #[derive(Debug)]

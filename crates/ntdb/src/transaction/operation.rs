@@ -10,11 +10,9 @@ use crate::error::{Error, Result};
 use crate::index::locate::{self, Path, Root};
 use crate::index::structure::{self, Progress};
 use crate::index::{discard, lookup, shrink, walk};
-use crate::limits;
+use crate::limits::{self, SHORT_KEY, SHORT_VALUE};
 use crate::log::record::Op;
-use crate::page::bucket::{
-    Bucket, Builder, Found, Load, SHORT_KEY, SHORT_VALUE, Short, groups_for,
-};
+use crate::page::bucket::{Bucket, Builder, Found, Load, Short, groups_for};
 use crate::page::head::HEAD_BYTES;
 use crate::page::record::{self, EXTENT_BYTES, Extent, Form, Record};
 use crate::page::reserve::Reserve;
@@ -23,7 +21,7 @@ use crate::shm::ways::Way;
 use crate::storage::failpoint::crash_point;
 use crate::types::{Lsn, PageNo, Run};
 
-use super::record::LogRecord;
+use super::record::{LogRecord, Unplaced};
 use super::step::{IN_SHM, Step};
 use super::writer::Writer;
 
@@ -338,13 +336,13 @@ fn encode_long(
 /// The usual put: a short record into a bucket of this epoch that has room for it. `None` if anything is otherwise; then nothing
 /// has happened.
 #[inline(always)]
-fn put_quickly(
+pub fn put_quickly(
     writer: &mut Writer,
     hash: u64,
     key: &[u8],
     value: &[u8],
     condition: Condition,
-    log: &mut LogRecord,
+    log: Unplaced<'_>,
 ) -> Option<Option<Lsn>> {
     if key.len() >= SHORT_KEY || value.len() >= SHORT_VALUE {
         return None;
@@ -390,7 +388,7 @@ pub fn put(
     scratch: &mut Vec<u8>,
 ) -> Result<Option<Lsn>> {
     let core = writer.core;
-    if let Some(done) = put_quickly(writer, hash, key, value, condition, log) {
+    if let Some(done) = put_quickly(writer, hash, key, value, condition, log.unplaced()) {
         return Ok(done);
     }
     if !writer.is_private() {

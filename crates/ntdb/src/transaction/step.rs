@@ -16,7 +16,7 @@ use crate::storage::failpoint::crash_point;
 use crate::types::{Epoch, Lsn, PageNo, Run};
 
 use super::private::{Piece, Store, What};
-use super::record::LogRecord;
+use super::record::{LogRecord, Unplaced};
 use super::writer::Writer;
 
 /// Marks a place in the shared-memory file, as opposed to the data file.
@@ -169,11 +169,7 @@ impl<'w, 'a> Step<'w, 'a> {
             return;
         }
         assert!(self.stores < MAX_STORES);
-        let store = &self.writer.core.control().note.stores[self.stores];
-        store.place.store(place, Relaxed);
-        store.value.store(value, Relaxed);
-        store.repeat.store(repeat, Relaxed);
-        store.width.store(width, Relaxed);
+        self.writer.core.control().note.stores[self.stores].set(place, width, repeat, value);
         self.stores += 1;
     }
 
@@ -204,14 +200,14 @@ impl<'w, 'a> Step<'w, 'a> {
             self.finish_private()?;
             return Ok(Lsn(0));
         }
-        let end = self.append(record, count);
+        let end = self.append(record.unplaced(), count);
         self.finish()?;
         Ok(Lsn(end))
     }
 
     /// Arms the note and puts the record into the log; returns its end. What is left is to carry the note out.
     #[inline(always)]
-    fn append(&self, record: &mut LogRecord, count: u64) -> u64 {
+    fn append(&self, mut record: Unplaced<'_>, count: u64) -> u64 {
         let core = self.writer.core;
         let words = &core.control().writer;
         let lsn = words.tail.load(Relaxed);
@@ -219,8 +215,8 @@ impl<'w, 'a> Step<'w, 'a> {
         self.arm(lsn, end, count);
         crash_point("data.armed");
         if core.is_logged() {
-            record.seal(words.salt.load(Relaxed), Lsn(lsn));
-            core.shm.ring_write(lsn, record.bytes());
+            let bytes = record.seal(words.salt.load(Relaxed), Lsn(lsn));
+            core.shm.ring_write(lsn, bytes);
         }
         crash_point("data.copied");
         words.tail.store(end, Release);
@@ -235,7 +231,7 @@ impl<'w, 'a> Step<'w, 'a> {
         mut self,
         (page, bucket): (PageNo, Bucket),
         (slot, offset, tag): (usize, usize, Option<u8>),
-        record: &mut LogRecord,
+        record: Unplaced<'_>,
         count: u64,
     ) -> Lsn {
         debug_assert!(self.stores == 0 && self.given == 0 && !self.has_taken);
@@ -248,9 +244,12 @@ impl<'w, 'a> Step<'w, 'a> {
             bucket.publish(slot, offset, tag);
             return Lsn(0);
         }
-        self.store(core.place(page, bucket.offset_place(slot)), 2, 1, offset as u64);
+        let [first, second, ..] = &core.control().note.stores;
+        first.set(core.place(page, bucket.offset_place(slot)), 2, 1, offset as u64);
+        self.stores = 1;
         if let Some(tag) = tag {
-            self.store(core.place(page, bucket.tag_place(slot)), 1, 1, tag as u64);
+            second.set(core.place(page, bucket.tag_place(slot)), 1, 1, tag as u64);
+            self.stores = 2;
         }
         let (control, end) = (core.control(), self.append(record, count));
         bucket.publish(slot, offset, tag);

@@ -55,6 +55,20 @@ impl<'a> Writer<'a> {
         Ok(writer)
     }
 
+    /// Takes the lock if that needs no waiting, and nothing to be repaired first.
+    #[inline(always)]
+    pub fn lock_quickly(core: &'a Core) -> Option<Writer<'a>> {
+        let control = core.control();
+        if !control.writer_lock.try_acquire(core.slot()) {
+            return None;
+        }
+        crash_point("writer.locked");
+        // From here on it is released, whatever happens.
+        let writer = Writer { core, private: None };
+        let is_whole = control.note.state() == state::IDLE && control.taken.len.load(Relaxed) == 0;
+        is_whole.then_some(writer)
+    }
+
     /// For one who has taken the lock over from a dead owner, and repairs what it protects.
     pub fn taken_over(core: &'a Core) -> Writer<'a> {
         Writer { core, private: None }

@@ -39,6 +39,22 @@ fn the_crc_of_every_short_body_is_the_crates() {
 }
 
 #[test]
+fn a_short_put_is_encoded_as_every_put() {
+    let bytes: [u8; 256] = std::array::from_fn(|i| (i * 73 + 5) as u8);
+    for key_len in 0..SHORT_KEY {
+        for value_len in 0..SHORT_VALUE {
+            let (key, value) = (&bytes[..key_len], &bytes[100..100 + value_len]);
+            let op = Op::Put { key, value };
+            let mut expected = vec![0; encoded_len(&op)];
+            let crc = encode(&op, &mut expected);
+            let mut memory: ShortPut = [0xEE; size_of::<ShortPut>()];
+            let (found, found_crc) = encode_short_put(key, value, &mut memory);
+            assert_eq!((&*found, found_crc), (&*expected, crc), "{key_len}, {value_len}");
+        }
+    }
+}
+
+#[test]
 fn bytes_of_a_record_are_what_the_format_says() {
     let record = sealed(&Op::Put { key: b"ab", value: b"xyz" }, SALT, LSN);
     assert_eq!(record[..4], 15u32.to_le_bytes());
