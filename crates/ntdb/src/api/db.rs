@@ -100,6 +100,14 @@ struct Scratch {
     record: Vec<u8>,
 }
 
+/// What became of the attempt to do an operation the usual way.
+enum Quick<'a> {
+    /// It is done, up to there in the log; or its condition does not hold.
+    Done(Option<Lsn>),
+    /// Nothing has happened; with the lock, if only the page was not fit.
+    Not(Option<Writer<'a>>),
+}
+
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
@@ -282,20 +290,20 @@ impl Db {
         let core = self.core();
         operation::check_lengths(core, key.len(), value.len() as u64)?;
         let hash = core.hasher.hash(key);
-        let lsn = if let Some(lsn) = self.put_quickly(hash, key, value, condition) {
-            lsn
-        } else if large::is_large(key.len(), value.len()) {
-            self.large(hash, |deadline| {
-                large::put(&self.environment, hash, key, value, condition, deadline)
-            })?
-        } else {
-            self.small(
+        let lsn = match self.put_quickly(hash, key, value, condition) {
+            Quick::Done(lsn) => lsn,
+            Quick::Not(_) if large::is_large(key.len(), value.len()) => self
+                .large(hash, |deadline| {
+                    large::put(&self.environment, hash, key, value, condition, deadline)
+                })?,
+            Quick::Not(locked) => self.small_from(
+                locked,
                 hash,
                 |log| log.encode(&Op::Put { key, value }),
                 |writer, log, scratch| {
                     operation::put(writer, hash, key, value, condition, log, scratch)
                 },
-            )?
+            )?,
         };
         self.promise(lsn)?;
         Ok(lsn.is_some())
@@ -349,25 +357,19 @@ impl Db {
         Ok(appended.len)
     }
 
-    /// The usual put: of a short record, when nobody is in the way and its page has room for it. `None` if anything is otherwise; then
-    /// nothing has happened, and [`Db::small`] does the same and also what is needed besides.
+    /// The usual put: of a short record, when nobody is in the way and its page has room for it. If anything is otherwise, nothing has
+    /// happened, and [`Db::small_from`] does the same and also what is needed besides.
     #[inline(always)]
-    fn put_quickly(
-        &self,
-        hash: u64,
-        key: &[u8],
-        value: &[u8],
-        condition: Condition,
-    ) -> Option<Option<Lsn>> {
+    fn put_quickly(&self, hash: u64, key: &[u8], value: &[u8], condition: Condition) -> Quick<'_> {
         let core = self.core();
         if key.len() >= SHORT_KEY || value.len() >= SHORT_VALUE || !self.may_write_now() {
-            return None;
+            return Quick::Not(None);
         }
         let mut memory: ShortPut = [0; size_of::<ShortPut>()];
         let log = Unplaced::short_put(key, value, &mut memory);
         let bytes = log.len() as u64;
         lookup::prefetch(core, hash);
-        let mut writer = Writer::lock_quickly(core)?;
+        let Some(mut writer) = Writer::lock_quickly(core) else { return Quick::Not(None) };
         let nobody_is_in_the_way = claim::open_by(core).is_none()
             && core.shm.stripe(stripe_of(hash)).holder(core.slot()) == Holder::None;
         let has_log_room = has_room(core, bytes)
@@ -378,13 +380,23 @@ impl Db {
             || !has_log_room
             || !matches!(patience::is_advisable(&mut writer), Ok(false))
         {
-            return None;
+            return Quick::Not(None);
         }
-        let done = operation::put_quickly(&mut writer, hash, key, value, condition, log)?;
-        let tail = core.control().writer.tail.load(Relaxed);
+        match operation::put_quickly(&mut writer, hash, key, value, condition, log) {
+            Some(done) => {
+                self.changed(writer);
+                Quick::Done(done)
+            }
+            None => Quick::Not(Some(writer)),
+        }
+    }
+
+    /// Ends what was done under the lock.
+    #[inline(always)]
+    fn changed(&self, writer: Writer<'_>) {
+        let tail = self.core().control().writer.tail.load(Relaxed);
         drop(writer);
         self.environment.after_change(tail, self.lock_timeout);
-        Some(done)
     }
 
     /// Does an operation that fits one log record, under the writer lock.
@@ -393,18 +405,34 @@ impl Db {
         &self,
         hash: u64,
         encode: impl FnOnce(&mut LogRecord),
+        operate: impl FnMut(&mut Writer, &mut LogRecord, &mut Vec<u8>) -> Result<T>,
+    ) -> Result<T> {
+        self.small_from(None, hash, encode, operate)
+    }
+
+    /// As [`Db::small`]. Who has the lock already, and has made sure that he may write and that there is room for the record, brings it.
+    fn small_from<'a, T>(
+        &'a self,
+        locked: Option<Writer<'a>>,
+        hash: u64,
+        encode: impl FnOnce(&mut LogRecord),
         mut operate: impl FnMut(&mut Writer, &mut LogRecord, &mut Vec<u8>) -> Result<T>,
     ) -> Result<T> {
-        self.may_write()?;
+        if locked.is_none() {
+            self.may_write()?;
+        }
         let with = |scratch: &mut Scratch| {
             encode(&mut scratch.log);
             let bytes = scratch.log.len() as u64;
-            lookup::prefetch(self.core(), hash);
-            let mut writer = self.write_lock(hash, bytes)?;
+            let mut writer = match locked {
+                Some(writer) => writer,
+                None => {
+                    lookup::prefetch(self.core(), hash);
+                    self.write_lock(hash, bytes)?
+                }
+            };
             let result = operate(&mut writer, &mut scratch.log, &mut scratch.record);
-            let tail = self.core().control().writer.tail.load(Relaxed);
-            drop(writer);
-            self.environment.after_change(tail, self.lock_timeout);
+            self.changed(writer);
             if scratch.record.capacity() > KEEP_SCRATCH_BYTES
                 || scratch.log.capacity() > KEEP_SCRATCH_BYTES
             {
