@@ -244,3 +244,90 @@ fn iterations_beside_joins_see_each_record_once() {
     assert!(rounds.load(Relaxed) > 3);
     assert!(db.check().unwrap().is_clean());
 }
+
+/// Lengths of values in records of all kinds, and around those that are the longest of their kind.
+fn any_len() -> impl Strategy<Value = usize> {
+    prop_oneof![0usize..40, 100usize..1_050, 980usize..1_010, 1_000usize..9_000]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
+    /// Whatever mixture of lengths a chain of equal hashes has, there is room for the next.
+    #[test]
+    fn a_chain_of_equal_hashes_takes_any_length(
+        runs in prop::collection::vec((0u16..400, 1u16..200, any_len(), any::<bool>()), 1..12),
+    ) {
+        let mut options = Options::new();
+        let db = options.create(true).hash_mask(0).open_in_memory().unwrap();
+        let mut model = BTreeMap::new();
+        for (from, n, len, deletes) in runs {
+            let mut transaction = (n % 2 == 0).then(|| db.begin().unwrap());
+            for n in from..from + n {
+                let key = n.to_le_bytes();
+                if deletes && n % 3 == 0 {
+                    let deleted = match &mut transaction {
+                        Some(transaction) => transaction.delete(&key),
+                        None => db.delete(&key),
+                    };
+                    prop_assert_eq!(deleted.unwrap(), model.remove(&key[..]).is_some());
+                } else {
+                    let value = vec![n as u8; len];
+                    match &mut transaction {
+                        Some(transaction) => transaction.put(&key, &value).unwrap(),
+                        None => db.put(&key, &value).unwrap(),
+                    }
+                    model.insert(key.to_vec(), value);
+                }
+            }
+            if let Some(transaction) = transaction {
+                transaction.commit_relaxed().unwrap();
+            }
+        }
+        demand_clean(&db);
+        prop_assert!(contents(&db) == model);
+    }
+}
+
+/// Keys of one hash whose values become longer: any page of the chain must come to have room for the next version, however many short
+/// records there are.
+#[test]
+fn values_grow_in_a_chain_of_equal_hashes() {
+    for page_size in [4096, 16384] {
+        let open = || {
+            let mut options = Options::new();
+            options.create(true).hash_mask(0).page_size(page_size).open_in_memory().unwrap()
+        };
+        let longest = page_size as usize / 4 - 32;
+        let db = open();
+        for phases in [
+            &[(0u16, 52, 0usize), (52, 113, 735), (417, 73, 39), (165, 84, 941)][..],
+            // Long values lie elsewhere, so that their records are short; then there are pages with few slots and much room.
+            &[(0, 13, 676), (5, 61, 1_004), (27, 41, 14)],
+            &[(0, 13, 676), (5, 61, 5_000), (27, 600, 14), (0, 900, 1_000), (100, 900, 0)],
+        ] {
+            for &(from, n, len) in phases {
+                for n in from..from + n {
+                    db.put(&n.to_le_bytes(), &vec![n as u8; len]).unwrap();
+                }
+            }
+            demand_clean(&db);
+            db.clear().unwrap();
+        }
+        for others in [300u16, 1_000, 3_000] {
+            let db = open();
+            let mut model = BTreeMap::new();
+            let mut put = |n: u16, value: Vec<u8>| {
+                db.put(&n.to_le_bytes(), &value).unwrap();
+                model.insert(n.to_le_bytes().to_vec(), value);
+            };
+            (0..others).for_each(|n| put(n, vec![]));
+            for len in (0..longest).step_by(longest / 8) {
+                for n in (0..others).step_by(others as usize / 10) {
+                    put(n, vec![n as u8; len]);
+                }
+            }
+            demand_clean(&db);
+            assert!(contents(&db) == model);
+        }
+    }
+}

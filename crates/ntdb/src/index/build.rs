@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::page::bucket::{Builder, Load, groups_for};
+use crate::page::bucket::{Builder, Load, groups_for, max_groups};
 use crate::page::head::HEAD_BYTES;
 use crate::transaction::step::Step;
 use crate::types::PageNo;
@@ -37,7 +37,7 @@ pub fn load(records: &[Live]) -> Load {
 }
 
 /// Copies `records` into new pages that `step` takes; returns the first. What one page cannot hold, filled to
-/// `fill_percent`, goes to overflow pages. `extra` is what will be added soon, for which slots are provided.
+/// `fill_percent`, goes to overflow pages. `extra` is what will be added soon, for which there are slots, and room too in each of several pages.
 pub fn build(
     step: &mut Step,
     records: &[Live],
@@ -50,9 +50,23 @@ pub fn build(
     let live = load(records);
     let expected = live.plus(extra);
     let size = core.page_size;
-    let groups = groups_for(size, expected.records, expected.bytes, core.reserve());
-    let one_page = live.page_bytes() <= (size - HEAD_BYTES) * fill_percent / 100;
-    let fill = if one_page { 100 } else { fill_percent };
+    let page_bytes = (size - HEAD_BYTES) * fill_percent / 100;
+    let one_page = live.page_bytes() <= page_bytes;
+    let groups = if one_page {
+        groups_for(size, expected.records, expected.bytes, core.reserve())
+    } else {
+        // For a page's part of them. Half of the page at least is left to records, none of which takes more than a quarter: so any of
+        // them, and what is to come, find room beside each other.
+        let part = |all: usize| all * page_bytes / expected.page_bytes() + 1;
+        groups_for(size, part(expected.records), part(expected.bytes), core.reserve())
+            .min(max_groups(size) / 2)
+    };
+    // An empty page takes any record.
+    let is_full = |page: &Builder, len: usize| {
+        let (used, room) = (page.used_bytes(), page.room());
+        let most = (room * fill_percent / 100).min(room.saturating_sub(extra.bytes));
+        !one_page && used > 0 && (used + len > most || page.vacant_slots() <= extra.records)
+    };
     let epoch = core.epoch();
 
     let head = step.take(1)?;
@@ -65,8 +79,7 @@ pub fn build(
     for record in records {
         // SAFETY: the parser checked that the record lies in its page, and published records don't change.
         let bytes = unsafe { std::slice::from_raw_parts(record.start, record.len) };
-        let full = builder.used_bytes() + bytes.len() > builder.room() * fill / 100;
-        if full || !builder.push(record.hash, bytes) {
+        if is_full(&builder, bytes.len()) || !builder.push(record.hash, bytes) {
             let next = step.take(1)?;
             builder.head().next.store(next.0, Relaxed);
             builder = begin(next)?;

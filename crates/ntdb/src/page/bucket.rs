@@ -160,6 +160,11 @@ impl<'a> Bucket<'a> {
         self.groups * GROUP
     }
 
+    /// Number of slots that may be in use: the others end searches.
+    fn slots_for_records(&self) -> usize {
+        self.slots() / 8 * 7
+    }
+
     /// Offset at which records begin.
     #[inline]
     fn records_start(&self) -> usize {
@@ -374,7 +379,7 @@ impl<'a> Bucket<'a> {
                 let slot = index * GROUP + (!live.0).trailing_zeros() as usize;
                 let reuses = self.tag(slot).load(Relaxed) == DELETED;
                 let occupied = self.head().occupied.load(Relaxed) as usize;
-                return (reuses || occupied < self.slots() / 8 * 7).then_some(slot);
+                return (reuses || occupied < self.slots_for_records()).then_some(slot);
             }
             index += 1;
             if index == self.groups {
@@ -682,6 +687,11 @@ impl<'a> Builder<'a> {
     /// Bytes for records in all.
     pub fn room(&self) -> usize {
         self.bucket.record_room()
+    }
+
+    /// Records that there are slots for besides.
+    pub fn vacant_slots(&self) -> usize {
+        self.bucket.slots_for_records().saturating_sub(self.head().occupied.load(Relaxed) as usize)
     }
 
     /// The page's header.
