@@ -362,7 +362,7 @@ impl Db {
     #[inline(always)]
     fn put_quickly(&self, hash: u64, key: &[u8], value: &[u8], condition: Condition) -> Quick<'_> {
         let core = self.core();
-        if key.len() >= SHORT_KEY || value.len() >= SHORT_VALUE || !self.may_write_now() {
+        if key.len() >= SHORT_KEY || value.len() >= SHORT_VALUE || self.may_write().is_err() {
             return Quick::Not(None);
         }
         let mut memory: ShortPut = [0; size_of::<ShortPut>()];
@@ -372,12 +372,9 @@ impl Db {
         let Some(mut writer) = Writer::lock_quickly(core) else { return Quick::Not(None) };
         let nobody_is_in_the_way = claim::open_by(core).is_none()
             && core.shm.stripe(stripe_of(hash)).holder(core.slot()) == Holder::None;
-        let has_log_room = has_room(core, bytes)
-            && (self.durability != Durability::Durable
-                || !core.is_logged()
-                || self.environment.has_log_room(bytes));
         if !nobody_is_in_the_way
-            || !has_log_room
+            || !has_room(core, bytes)
+            || !self.is_log_room_secured(bytes)
             || !matches!(patience::is_advisable(&mut writer), Ok(false))
         {
             return Quick::Not(None);
@@ -470,13 +467,13 @@ impl Db {
         self.environment.ensure_session()
     }
 
-    /// Whether [`Db::may_write`] has nothing to say against it, and nothing to do.
+    /// Whether, if this handle promises that, `bytes` more can be made durable whatever becomes of the disk. Certain only under the writer
+    /// lock.
     #[inline(always)]
-    fn may_write_now(&self) -> bool {
-        let core = self.core();
-        !self.read_only
-            && core.control().readers.poison.load(Relaxed) == 0
-            && core.session().is_current()
+    fn is_log_room_secured(&self, bytes: u64) -> bool {
+        self.durability != Durability::Durable
+            || !self.core().is_logged()
+            || self.environment.has_log_room(bytes)
     }
 
     /// The writer lock, with nobody else holding the key's stripe and room in the log for `bytes`.
@@ -502,10 +499,7 @@ impl Db {
                     if !has_room(core, bytes) {
                         drop(writer);
                         self.environment.make_ring_room(bytes, self.deadline())?;
-                    } else if self.durability == Durability::Durable
-                        && core.is_logged()
-                        && !self.environment.has_log_room(bytes)
-                    {
+                    } else if !self.is_log_room_secured(bytes) {
                         drop(writer);
                         self.environment.secure_log_room(bytes, self.deadline())?;
                     } else if !has_waited && patience::is_advisable(&mut writer)? {

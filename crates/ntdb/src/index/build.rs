@@ -37,7 +37,8 @@ pub fn load(records: &[Live]) -> Load {
 }
 
 /// Copies `records` into new pages that `step` takes; returns the first. What one page cannot hold, filled to
-/// `fill_percent`, goes to overflow pages. `extra` is what will be added soon, for which there are slots, and room too in each of several pages.
+/// `fill_percent`, goes to overflow pages. `extra` is what will be added soon, for which there are slots, and room too in each of several
+/// pages.
 pub fn build(
     step: &mut Step,
     records: &[Live],

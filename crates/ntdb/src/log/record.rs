@@ -308,8 +308,8 @@ pub fn encode_body(op: &Op<'_>, body: &mut [u8]) {
 /// Memory for the record of a put of a short key and a short value: header, kind, length of the key, key, value.
 pub type ShortPut = [u8; (MIN_RECORD_BYTES + 1 + SHORT_KEY + SHORT_VALUE).next_multiple_of(16)];
 
-/// As [`encode`], for a put of a key shorter than [`SHORT_KEY`] and a value shorter than [`SHORT_VALUE`]; returns the record and the CRC of
-/// its body.
+/// As [`encode`], for a put of a key shorter than [`SHORT_KEY`] and a value shorter than [`SHORT_VALUE`]; returns the record and the
+/// CRC of its body.
 #[inline(always)]
 pub fn encode_short_put<'a>(
     key: &[u8],

@@ -42,7 +42,7 @@ impl<'a> Writer<'a> {
         crash_point("writer.locked");
         let mut writer = Writer { core, private: None };
         // Not only after a death: a holder that met a damaged page may have left its note.
-        if control.note.state() != state::IDLE || control.taken.len.load(Relaxed) != 0 {
+        if !is_whole(control) {
             if core.backing == Backing::SharedReadOnly {
                 return Err(core.locked(
                     "a step of a writer that died (only a process that may write can finish it)",
@@ -65,8 +65,7 @@ impl<'a> Writer<'a> {
         crash_point("writer.locked");
         // From here on it is released, whatever happens.
         let writer = Writer { core, private: None };
-        let is_whole = control.note.state() == state::IDLE && control.taken.len.load(Relaxed) == 0;
-        is_whole.then_some(writer)
+        is_whole(control).then_some(writer)
     }
 
     /// For one who has taken the lock over from a dead owner, and repairs what it protects.
@@ -178,6 +177,12 @@ impl<'a> Writer<'a> {
         let _ = ofd.unlock(REPAIR);
         released
     }
+}
+
+/// Whether no step was left half done.
+#[inline(always)]
+fn is_whole(control: &Control) -> bool {
+    control.note.state() == state::IDLE && control.taken.len.load(Relaxed) == 0
 }
 
 /// Not inline: the lock is released in many places, which the compiler would find too large then to be inlined themselves.
